@@ -10,8 +10,8 @@ A training script needs four calls::
         ...
         run.report(step, loss=loss, grad_norm=norm, tokens=n)
 
-Importing this package costs milliseconds: torch is imported when first used,
-pydantic, grpc and temporalio never by these names.
+Importing this package takes milliseconds. The names below import torch when
+they need it, and never pydantic, grpc or temporalio.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from everstep.training.join import join
     from everstep.training.run import Run
 
-_HOME = {
+_MODULES = {
     "Checkpoint": "everstep.training.checkpoint",
     "Run": "everstep.training.run",
     "Topology": "everstep.model.topology",
@@ -34,8 +34,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

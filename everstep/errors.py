@@ -1,38 +1,7 @@
 """The errors of everstep.
 
-::
-
-    EverstepError
-    ├── ConfigError          a job file, an option or an environment variable is wrong
-    │   ├── NoSuchJob           nothing runs, or ever ran, by that name
-    │   └── NoSuchFolder        the folder of a job's code is not on this machine
-    ├── TopologyError        sizes that do not multiply, a rank that does not exist
-    ├── CheckpointError      a checkpoint buffer cannot be written or read
-    │   ├── CorruptCheckpoint   its header, length or checksum is wrong
-    │   └── CopyInterrupted     a file on its way was given up
-    ├── AgentError           a node agent refused a command or did not answer
-    │   ├── AgentUnreachable
-    │   ├── UnknownJob       the job was not prepared on this machine
-    │   ├── CodeMissing      the snapshot of code is not on this machine: bring it there, and ask again
-    │   ├── StillDying       ranks were killed and are not gone yet: ask again
-    │   ├── Fenced           the command belongs to a generation that was stopped
-    │   ├── ForkServerLost   the fork server died while it was needed
-    │   ├── CannotInspect       an inspection cannot inspect its part of the machine
-    │   ├── WireError        the other side of a data port broke the protocol
-    │   └── BackupRefused    an offer of a backup is refused
-    ├── ClusterError         the local cluster cannot be started or is not up
-    │   ├── TreeUnknown      the processes of the cluster are not known
-    │   └── SoakStuck        the job of a soak does not reach its next gate
-    ├── CannotInject         a fault is known and cannot be injected here
-    │   └── NoCluster        the cluster of a drill does not start (a ClusterError too)
-    ├── DumpError            a dump, record or table of timings cannot be read
-    ├── LedgerError          the ledger cannot be opened or migrated
-    ├── DamagedCode          an archive of code is not what its digest says
-    ├── VersionStoreError    the store of versions does not answer, or lacks what is asked for
-    └── NoticeError          a receiver did not accept a notice
-
-A message says what was wrong, with which value, and what to do. ``agent/statuses.py`` has the gRPC statuses that stand
-for them between agent and control plane.
+A message says what is wrong, with which value, and what to do. ``agent/statuses.py`` maps errors to the gRPC statuses
+by which an agent reports them.
 """
 
 
@@ -45,11 +14,11 @@ class ConfigError(EverstepError):
 
 
 class NoSuchFolder(ConfigError):
-    """There is no folder of that name on this machine, for the code of a job."""
+    """The folder of a job's code does not exist on this machine."""
 
 
 class NoSuchJob(ConfigError):
-    """Temporal knows no workflow of that id."""
+    """Temporal has no workflow of that id: no job of that name runs or ever ran."""
 
 
 class TopologyError(EverstepError):
@@ -65,7 +34,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class CopyInterrupted(CheckpointError):
-    """A file on its way was given up: the job, its generation or the agent ends."""
+    """The transfer of a checkpoint was given up, since its job, its generation or the agent ends."""
 
 
 class AgentError(EverstepError):
@@ -77,15 +46,15 @@ class AgentUnreachable(AgentError):
 
 
 class UnknownJob(AgentError):
-    """The job was not prepared on this machine, or what was asked for is not there."""
+    """The job was not prepared on this machine, or the requested object does not exist there."""
 
 
 class CodeMissing(AgentError):
-    """The snapshot of code is not on this machine: bring it there, and ask again."""
+    """The snapshot of code is not on this machine: send it there, then repeat the command."""
 
 
 class StillDying(AgentError):
-    """Ranks were killed and are not gone yet, which can take minutes: ask again."""
+    """Ranks were killed and are not gone yet, which can take minutes: repeat the command."""
 
 
 class Fenced(AgentError):
@@ -97,7 +66,10 @@ class ForkServerLost(AgentError):
 
 
 class CannotInspect(AgentError):
-    """An inspection cannot inspect: a tool is missing, denied or silent. That is no fault of the machine."""
+    """An inspection cannot inspect its part of the machine: a tool is missing, is not permitted or does not answer.
+
+    This is not a fault of the machine.
+    """
 
 
 class WireError(AgentError):
@@ -105,9 +77,10 @@ class WireError(AgentError):
 
 
 class BackupRefused(AgentError):
-    """An offer of a backup is refused; a later offer may be accepted.
+    """A peer refuses the backup that it was offered; it may accept a later one.
 
-    ``newest`` is a step, not older than the offered one, that the peer has already; -1: there is another reason.
+    ``newest`` is the step of a backup that the peer already has and that is at least as new as the offered one; -1: the
+    offer is refused for another reason.
     """
 
     def __init__(self, reason: str, newest: int = -1) -> None:
@@ -120,7 +93,7 @@ class ClusterError(EverstepError):
 
 
 class TreeUnknown(ClusterError):
-    """The supervisor is gone, so the processes of the cluster are not known."""
+    """The supervisor of the local cluster is gone, so the processes of the cluster are not known."""
 
 
 class SoakStuck(ClusterError):
@@ -132,11 +105,11 @@ class CannotInject(EverstepError):
 
 
 class NoCluster(CannotInject, ClusterError):
-    """The cluster of a drill does not start; the message says why."""
+    """The local cluster of a drill does not start; the message says why."""
 
 
 class DumpError(EverstepError):
-    """A dump, record or table for an analysis cannot be read."""
+    """A dump, flight record or table of timings cannot be read."""
 
 
 class LedgerError(EverstepError):
@@ -148,7 +121,7 @@ class DamagedCode(EverstepError):
 
 
 class VersionStoreError(EverstepError):
-    """The store of versions does not answer, or lacks what is asked for; the message says which, and what to do."""
+    """The store of versions does not answer, or lacks the requested version; the message says what to do."""
 
 
 class NoticeError(EverstepError):

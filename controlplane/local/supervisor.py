@@ -23,9 +23,9 @@ from pathlib import Path
 from controlplane.local import cluster_processes, ports
 from controlplane.local.plan import ClusterPlan, ProcessPlan, Running, State, is_held
 from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
+from everstep.base.text import signal_name
 from everstep.rank import environment
 from everstep.system import private_files as private
-from everstep.system.signals import signal_name
 
 QUICK_DEATH_S = 2.0
 """The death of a process younger than this is a quick death, seconds."""

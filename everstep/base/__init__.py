@@ -1,1 +1,1 @@
-"""Small helpers that every layer uses: text for people, waits between attempts, redaction. No input or output."""
+"""Small helpers that every layer uses: text for people, waits between attempts, hiding of secrets."""

@@ -1,4 +1,4 @@
-"""Logging an error once, and not at every repetition."""
+"""Remembers which errors were logged, so that a repeated error is logged once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class LoggedErrors:
         self._logged: dict[str, set[str]] = {}
 
     def is_new(self, key: str, error: BaseException) -> bool:
-        """Whether an error of this kind was not logged for a subject yet; from now on it counts as logged.
+        """Whether an error of this type is the first for a subject; from now on it counts as logged.
 
-        The kind is the type, since a message may contain numbers that change every time.
+        Messages are not compared, since they may contain numbers that change every time.
         """
         kind = type(error).__name__
         kinds = self._logged.setdefault(key, set())
@@ -22,5 +22,5 @@ class LoggedErrors:
         return True
 
     def recovered(self, key: str) -> None:
-        """Note that a subject works again, or is gone: its next error is new."""
+        """Note that a subject works again, or is gone: its next error is logged."""
         self._logged.pop(key, None)

@@ -1,4 +1,4 @@
-"""The variables and words that look like secrets, and the text that is shown in their place."""
+"""Hides passwords and tokens in variables and texts that are shown or kept."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 PATTERNS = ("*TOKEN*", "*SECRET*", "*KEY*", "*PASSWORD*")
-"""Names of secrets, whatever their case."""
+"""Patterns of the names of variables that hold secrets; upper and lower case are alike."""
 HIDDEN = "(hidden)"
 SWITCHES = {"", "0", "1", "true", "false", "yes", "no", "on", "off"}
-"""Values that are no secrets, as of TOKENIZERS_PARALLELISM."""
+"""Values that are never secrets, e.g. the value of ``TOKENIZERS_PARALLELISM``."""
 
 _IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 _NAMED = r"\w*(?:password|passwd|secret|token|api_?key|access_?key|private_?key)"
@@ -19,18 +19,18 @@ _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
 
 
 def masked(text: str) -> str:
-    """Text without what looks like a password or a token: in a URL, assigned to such a name, or as a bearer's."""
+    """A text with hidden passwords and tokens: those in URLs, after names like ``password=``, and after ``Bearer``."""
     text = _IN_URL.sub(rf"\1:{HIDDEN}", text)
     text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
     return _BEARER.sub(rf"\1{HIDDEN}", text)
 
 
 def is_secret(name: str, value: str, patterns: Sequence[str] = PATTERNS) -> bool:
-    """Whether a variable looks like a secret by its name; switches are none."""
+    """Whether a variable's name looks like that of a secret, and its value is not merely a switch such as ``true``."""
     matches = any(fnmatchcase(name.upper(), pattern.upper()) for pattern in patterns)
     return matches and value.lower() not in SWITCHES
 
 
 def redacted(env: Mapping[str, str], patterns: Sequence[str] = PATTERNS) -> dict[str, str]:
-    """Variables that may be shown or kept: of secrets only the names."""
+    """A copy of variables that may be shown or kept: the values of secrets are hidden."""
     return {name: HIDDEN if is_secret(name, value, patterns) else value for name, value in env.items()}

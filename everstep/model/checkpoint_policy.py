@@ -1,6 +1,6 @@
-"""Every number that decides how a job's state is kept, with its source.
+"""Every setting that decides how a job's state is kept, with the source of its default.
 
-A number from a paper names its section; the papers leave the others open.
+A default that comes from the paper on ByteRobust names the section; the paper does not specify the other defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class CheckpointPolicy(BaseModel):
         ge=2,
         le=8,
         description="Buffers per rank in shared memory: the double buffer of ByteRobust (section 7), a third, which an "
-        "overlapped copy needs (measured), and a fourth for the step that a slow peer holds already.",
+        "overlapped copy needs (measured), and a fourth for the step that a slow peer already has.",
     )
     overlap: bool = Field(
         True, description="Copy during the next forward and backward; false: training waits for each copy."
@@ -29,37 +29,44 @@ class CheckpointPolicy(BaseModel):
     backup_rate_mb_s: float = Field(
         0.0,
         ge=0,
-        description="Most that one machine sends, MB/s, to spare training traffic; 0: no limit.",
+        description="Limit of the rate at which one machine sends backups, MB/s, to spare training traffic; 0: none.",
     )
     backup_chunk_mb: float = Field(
         4.0,
         gt=0,
         le=256,
-        description="Size of the pieces of a backup on its way, MB (small chunks, section 7).",
+        description="Size of the pieces in which a backup is sent, MB (small chunks, section 7).",
     )
     disk: bool = Field(True, description="Keep checkpoints on the machines' local disks too (section 7).")
     disk_path: str = Field(
-        "", description="Folder for them, the same on all machines, shared or not; empty: the agent's state folder."
+        "",
+        description="Folder of disk checkpoints, the same on all machines, shared or not; empty: the agent's state "
+        "folder.",
     )
     disk_every_steps: int = Field(0, ge=0, description="Write every n-th step to disk; 0: by time only.")
     disk_every_min: float = Field(15.0, ge=0, description="Write to disk this often, minutes; 0: by steps only.")
     disk_keep: int = Field(2, ge=1, description="Checkpoints kept on disk.")
     remote_url: str = Field(
-        "", description="Folder of a shared or object storage to which what is on disk is copied; an fsspec URL."
+        "", description="Folder of a shared or object storage to which disk checkpoints are copied; an fsspec URL."
     )
-    remote_keep: int = Field(2, ge=1, description="Checkpoints kept there.")
+    remote_keep: int = Field(2, ge=1, description="Checkpoints kept in remote_url.")
     state_mb_per_rank: float = Field(
         0.0,
         ge=0,
-        description="Size of a rank's state, MB, to check the room before the job starts; 0: when known.",
+        description="Size of a rank's state, MB, to check before the start that there is enough room; 0: the check "
+        "waits until the size is known.",
     )
     verify_at_stop_mb: float = Field(
         256.0,
         ge=0,
-        description="Own slots of a machine that have no more together are verified when it stops, MB; larger ones "
-        "when a step is chosen, that one only. Reading them costs less than asking again.",
+        description="If the copies in the own slots of a machine's ranks have at most this size together, MB, all are "
+        "verified when the ranks stop; otherwise only those of the step that is to be restored.",
     )
     max_unsaved_steps: int = Field(
-        100, ge=1, description="An incident is opened when the newest save is so many steps old …"
+        100,
+        ge=1,
+        description="An incident is opened when the newest save is this many steps old, and max_unsaved_s as well.",
     )
-    max_unsaved_s: float = Field(60.0, gt=0, description="… and so many seconds.")
+    max_unsaved_s: float = Field(
+        60.0, gt=0, description="Least age of the newest save, seconds, for the incident of max_unsaved_steps."
+    )

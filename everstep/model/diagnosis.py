@@ -5,8 +5,6 @@ These models cross Temporal and are stored in histories: fields are only added, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pydantic import Field
 
 from everstep.model.finding import Finding, Health, verdict_of
@@ -31,10 +29,10 @@ class Diagnostic(Words):
 BETWEEN_MACHINES = frozenset({Diagnostic.ALL_GATHER, Diagnostic.NIC})
 """Tests that two machines run together; all other tests run on one machine."""
 STEADY = frozenset({Diagnostic.MEMORY, Diagnostic.GPU_COPY, Diagnostic.LOOPBACK, Diagnostic.ALL_TO_ALL})
-"""Tests that take the fastest of several rounds: other work hardly changes what they measure. Only their bandwidths can
-show a fault."""
+"""Tests that report the fastest of several rounds, so that other work hardly changes it. Only the bandwidths of these
+tests can show a fault."""
 SPEED = "bytes_per_second"
-"""End of the name of a measure that is a bandwidth, which is compared with that of other machines."""
+"""End of the name of each measure that is a bandwidth. Bandwidths are compared between machines."""
 
 
 class DiagnosticResult(Model):
@@ -48,9 +46,9 @@ class DiagnosticResult(Model):
     measures: dict[str, float] = Field(default_factory=dict)
     """Name with unit, e.g. ``write_bytes_per_second``."""
     digests: dict[str, str] = Field(default_factory=dict)
-    """Name of a computed value, e.g. ``rank 3 gradients`` → its digest, compared between machines of one kind."""
+    """Name of a computed value, e.g. ``rank 3 gradients`` → its digest."""
     kind: str = ""
-    """The kind of the machine: digests and bandwidths can be compared among machines of one kind."""
+    """The kind of the machine: digests and bandwidths are compared between machines of one kind."""
     seconds: float = 0.0
 
     @property
@@ -71,7 +69,7 @@ class PairResult(Model):
     measures: dict[str, float] = Field(default_factory=dict)
     """Name with unit → the lower value of the two machines."""
     kind: str = ""
-    """The kinds of both machines; bandwidths can be compared among pairs of one kind."""
+    """The kinds of both machines; bandwidths are compared between pairs of equal kinds."""
     seconds: float = 0.0
 
 
@@ -81,7 +79,7 @@ class MachineDiagnosis(Model):
     machine: str
     verdict: Health
     findings: list[Finding] = Field(default_factory=list)
-    """From its own tests, from pairs, and from comparisons with other machines; the worst first."""
+    """Findings from its own tests, from pairs, and from comparisons with other machines; the worst first."""
     results: list[DiagnosticResult] = Field(default_factory=list)
     """The results of its own tests."""
 
@@ -95,14 +93,14 @@ class BadLink(Model):
 
 
 class Measured(Model):
-    """One measure over all machines that have it."""
+    """The range of one measure over all machines that measured it."""
 
     name: str
     """Test and measure."""
     machines: int
     low: float
     lowest: str
-    """The machine with the lowest."""
+    """The machine with the lowest value."""
     median: float
     high: float
 
@@ -124,19 +122,17 @@ class Diagnosis(Model):
 
     @property
     def verdict(self) -> Health:
-        """Faulty: a machine or a link is. Unknown: something could not be judged."""
+        """Faulty if a machine or a link is faulty; else unknown if the verdict about a machine is."""
         if self.faulty or self.links:
             return Health.FAULTY
         return Health.HEALTHY if all(machine.verdict is Health.HEALTHY for machine in self.machines) else Health.UNKNOWN
 
     def short(self) -> Diagnosis:
         """This diagnosis without the measures of passed tests, so that a history can hold thousands of machines."""
-        machines = [machine.model_copy(update={"results": list(_failed(machine.results))}) for machine in self.machines]
+
+        def failed(results: list[DiagnosticResult]) -> list[DiagnosticResult]:
+            return [result.model_copy(update={"digests": {}, "findings": []}) for result in results if result.findings]
+
+        machines = [machine.model_copy(update={"results": failed(machine.results)}) for machine in self.machines]
         pairs = [pair for pair in self.pairs if not pair.passed]
         return self.model_copy(update={"machines": machines, "pairs": pairs})
-
-
-def _failed(results: Iterable[DiagnosticResult]) -> Iterable[DiagnosticResult]:
-    for result in results:
-        if result.findings:
-            yield result.model_copy(update={"digests": {}, "findings": []})

@@ -1,4 +1,4 @@
-"""The answers of the rules of eviction: which machines leave a job and why, and why others stay.
+"""The answers of the rules of eviction: which machines leave a job, which stay, and why.
 
 These models are stored in histories and in the ledger: fields are only added, with defaults.
 """
@@ -15,7 +15,7 @@ from everstep.model.message import Model, Words
 ANSWERS_KEPT = 200
 """The most answers that one incident keeps."""
 BREAKER = "breaker"
-"""The name in place of a rule's in an answer of the breaker."""
+"""The value of ``EvictAnswer.rule`` in an answer of the breaker."""
 
 
 class EvictMode(Words):
@@ -37,14 +37,14 @@ class EvictAnswer(Model):
     rule: str
     """The rule's name, which does not change (``everstep.decisions.act.evict.rules``)."""
     machine: str
-    """The machine; empty: the answer is about all machines that the rules want to evict, together."""
+    """The machine; empty: the answer is about all machines together that the rules want to evict."""
     yes: bool
     """The rule asks for its eviction."""
     why: str
     mode: EvictMode = EvictMode.ACT
-    """What happens on a yes, by the policy of the job."""
+    """What follows from a yes, by the policy of the job."""
     reason: str = ""
-    """Reason code of what the answer rests on, e.g. of a finding."""
+    """Reason code of the evidence, e.g. that of a finding."""
 
 
 class Eviction(Model):
@@ -54,7 +54,7 @@ class Eviction(Model):
     rule: str
     """The first rule that asks for it."""
     reason: str
-    """Reason code of what the answer rests on, e.g. of a finding."""
+    """Reason code of the evidence, e.g. that of a finding."""
     why: str
     approved_by: str = ""
     """The operator who approved it; empty: no approval was needed."""
@@ -65,7 +65,7 @@ def named(evictions: Sequence[Eviction]) -> str:
     groups: dict[str, list[str]] = {}
     for eviction in evictions:
         groups.setdefault(eviction.approved_by, []).append(f"{eviction.machine} ({eviction.reason})")
-    texts = [listed(names, 4) + (f", approved by {who}" if who else "") for who, names in groups.items()]
+    texts = [listed(names, 4) + (f", approved by {operator}" if operator else "") for operator, names in groups.items()]
     return ", ".join(texts)
 
 
@@ -79,26 +79,26 @@ class EvictionState(BaseModel):
     asked: list[EvictAnswer] = Field(default_factory=list)
     """The newest answers of the rules, at most ``ANSWERS_KEPT``."""
     done_ns: list[int] = Field(default_factory=list)
-    """When each machine left that left without an operator, nanoseconds of the wall clock."""
+    """When each machine that was evicted without an operator left, nanoseconds of the wall clock."""
     waiting: list[Eviction] = Field(default_factory=list)
     """Machines that leave the job once an operator approves it; the job is parked meanwhile."""
     approved: dict[str, str] = Field(default_factory=dict)
-    """Machine → the operator who approved its eviction; valid until another machine has its place."""
+    """Machine → the operator who approved its eviction; valid until the machine is replaced."""
     declined: list[str] = Field(default_factory=list)
-    """Machines that stay in the job because an operator said so."""
+    """Machines that stay in the job because an operator decided so."""
     unfit: list[Eviction] = Field(default_factory=list)
     """Machines that joined the job and could not be prepared: they leave once there are replacements."""
     requests: int = 0
-    """Requests to the pool so far; each has a number of its own."""
+    """Number of requests to the pool so far; it numbers the next one."""
     missing: int = 0
-    """So many machines the pool has too few for all that are to leave."""
+    """Number of machines that the pool lacks to replace all that are to leave."""
     hang_stays: bool = False
-    """No machine was there in the place of those that a hang names: the job is tried again with them."""
+    """There was no replacement for the machines that a hang names, so the job is tried again with them."""
     silent_since: dict[str, float] = Field(default_factory=dict)
-    """Machine that does not answer → since when it was asked in vain, by the clock of the incident's workflow."""
+    """Machine that does not answer → since when, by the clock of the incident's workflow."""
 
-    def take(self, answers: list[EvictAnswer]) -> None:
-        """Keep the answers of the rules; an equal answer is kept once."""
+    def record(self, answers: list[EvictAnswer]) -> None:
+        """Keep the answers of the rules; equal answers are kept once."""
         new = {(answer.rule, answer.machine, answer.reason): answer for answer in answers}
         old = [answer for answer in self.asked if (answer.rule, answer.machine, answer.reason) not in new]
         self.asked = [*old, *new.values()][-ANSWERS_KEPT:]
@@ -114,9 +114,9 @@ class EvictionState(BaseModel):
         left = {eviction.machine for eviction in self.done}
         return sorted({answer.machine for answer in self.asked if answer.yes} - left)
 
-    def approve(self, who: str) -> None:
+    def approve(self, operator: str) -> None:
         """Note that an operator approved the evictions in ``waiting``."""
-        self.approved |= {eviction.machine: who for eviction in self.waiting}
+        self.approved |= {eviction.machine: operator for eviction in self.waiting}
 
     def decline(self) -> None:
         """Note that an operator keeps the machines that the rules wanted to evict."""

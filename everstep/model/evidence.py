@@ -1,4 +1,4 @@
-"""What the machines of a job know once its ranks are stopped: how each rank ended, and which copies of its state exist.
+"""What the machines of a job report once its ranks are stopped: how each rank ended, and which copies of state exist.
 
 These models cross Temporal and are stored in histories and in the ledger: fields are only added, with defaults.
 """
@@ -26,7 +26,7 @@ class Classification(Model):
     place: str = ""
     """Where an exception was raised: ``file:line in function`` of the user's code."""
     evidence: list[str] = Field(default_factory=list)
-    """The lines of output that show it, in order; empty: the exit alone shows it, or they are not kept."""
+    """The lines of output that show the cause, in order; empty: the exit shows it, or the lines are not kept."""
 
 
 class RankExit(Model):
@@ -43,13 +43,13 @@ class RankExit(Model):
     exception: str = ""
     log_tail: str = ""
     shown_steps: int = -1
-    """Steps that it showed: the most of reports, calls of the optimizer, and 0 or 1 ``run.steps``; -1: not known."""
+    """Steps that the rank showed, by reports, by calls of the optimizer or by ``run.steps``; -1: not known."""
     classification: Classification | None = None
     """Its cause, as the agent classified it; None: the rank lived until a stop killed it."""
 
 
 class Unlisted(Model):
-    """Places that may hold copies and could not be looked at: what lies there is unknown, and not nothing."""
+    """Storage that may have copies and could not be listed. Its contents are unknown: it does not count as empty."""
 
     tier: Tier
     machines: list[str] = Field(default_factory=list)
@@ -58,7 +58,7 @@ class Unlisted(Model):
 
 
 class Evidence(Model):
-    """All that the machines know once a generation is stopped."""
+    """All that the machines report once a generation is stopped."""
 
     generation: int
     exits: list[RankExit] = Field(default_factory=list)
@@ -67,20 +67,20 @@ class Evidence(Model):
     problem: str = ""
     """Why the machines could not be asked at all."""
     emptied: list[str] = Field(default_factory=list)
-    """Machines that answered and know nothing of the job: they, or their agents' memory, were lost."""
+    """Machines that answered but have lost their memory, and so know nothing of the job."""
     disk_shared: bool = False
     """Several machines listed the same files: the folder of disk checkpoints is shared."""
     dying: list[str] = Field(default_factory=list)
-    """Ranks that were killed and are not gone yet, with machine and time. Nothing else is known then."""
+    """Killed ranks that are not gone yet, with machine and time. While there are any, nothing else is known."""
     left_out: str = ""
-    """Counts of what was reported and is not kept here; empty: all is kept."""
+    """How many reported exits, copies and findings are not kept here, in words; empty: all are kept."""
     held_cut: bool = False
-    """Copies are among what is not kept."""
+    """Whether some of the reported copies are not kept here."""
     unlisted: list[Unlisted] = Field(default_factory=list)
     """Disks and remote storage that could not list their copies, by reason."""
     searched: bool = False
-    """All disks and remote storage were asked, also those unknown to a machine that lost its memory."""
+    """All disks and remote storage were asked for copies, even by machines that had lost their memory."""
     findings: list[MachineFinding] = Field(default_factory=list)
     """Findings of inspections, the worst first, as many as fit."""
     disk_asked: int | None = None
-    """The newest step asked for on disk since the launch, beside those due; 0: none; None: no machine can say."""
+    """The newest step requested on disk since the launch, beside the regular ones; 0: none; None: no machine knows."""

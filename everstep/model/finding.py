@@ -1,7 +1,8 @@
-"""Findings about a machine: is it healthy, faulty or unknown, why, whose matter is that, and what has to be done?
+"""Findings about machines: what is wrong, whether it makes a machine faulty, who has to act, and how.
 
-A ``Reason`` is what an inspection or a test can find, with a code that does not change; a ``Finding`` says that it was
-found. Findings are stored in histories and in the ledger: fields are only added, with defaults.
+A ``Reason`` is a kind of fault that an inspection or a test can report; its code never changes. A ``Finding`` reports
+that kind of fault of one machine. Findings are stored in histories and in the ledger: fields are only added, with
+defaults.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Owner(Words):
 
 
 class Health(Words):
-    """The state of a machine, or of a part of it. A part that cannot be inspected is not faulty."""
+    """The state of a machine, or of a part of it. A part that cannot be inspected is unknown, not faulty."""
 
     HEALTHY = "healthy"
     FAULTY = "faulty"
@@ -150,7 +151,7 @@ class Reason:
     sure: bool = False
     """It names this machine with high confidence."""
     source: str = ""
-    """The paper's section, or the document, that the rule is from; empty: no paper has it."""
+    """The section of a paper, or the document, from which the rule comes; empty: it is from no document."""
 
     def finding(
         self,
@@ -165,11 +166,11 @@ class Reason:
 
         Args:
             by: Name of the inspection or the test.
-            item: Which part of the machine. Here and in what follows, bytes that are no UTF-8 are written as ``\\xff``.
-            evidence: What was seen.
-            text: One line; by default what the reason means.
-            since_ns: When it was seen first.
-            verdict: Another one than the reason's.
+            item: The part of the machine. In all texts, bytes that are not UTF-8 are written as ``\\xff``.
+            evidence: Lines that show the fault.
+            text: One line for a person; empty: the meaning of the reason.
+            since_ns: When the fault was seen first, nanoseconds of the machine's clock.
+            verdict: Replaces the verdict of the reason.
         """
         return Finding(
             inspection=by,
@@ -191,14 +192,14 @@ def verdict_of(findings: Iterable[Finding]) -> Health:
 
 
 def together(verdicts: Iterable[Health]) -> Health:
-    """The verdict about a whole, from the verdicts about its parts."""
-    found = set(verdicts)
-    if Health.FAULTY in found:
+    """One verdict from several: faulty if any is faulty, else unknown if any is unknown."""
+    distinct = set(verdicts)
+    if Health.FAULTY in distinct:
         return Health.FAULTY
-    return Health.UNKNOWN if found - {Health.HEALTHY} else Health.HEALTHY
+    return Health.UNKNOWN if distinct - {Health.HEALTHY} else Health.HEALTHY
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings in order: faults first, then doubts; among them sure ones first, then the oldest."""
+    """Findings in order: faults before doubts, then sure ones first, then the oldest first."""
     order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
-    return sorted(findings, key=lambda found: (order.get(found.verdict, 2), not found.sure, found.since_ns, found.key))
+    return sorted(findings, key=lambda each: (order.get(each.verdict, 2), not each.sure, each.since_ns, each.key))

@@ -1,4 +1,4 @@
-"""The verdict on a job that hangs, from samples of what its ranks do.
+"""The verdict about a job that hangs, from samples of what its ranks do.
 
 These models are stored in histories and in the ledger: fields are only added, with defaults.
 """
@@ -44,24 +44,25 @@ class HangResult(Model):
     reason: str = ""
     """The verdict in one sentence."""
     ranks: list[int] = Field(default_factory=list)
-    """Ranks that are named, or from which the shared group follows; of very many the first."""
+    """The ranks that are named, or whose shared group is named; only the first of very many."""
     machines: list[str] = Field(default_factory=list)
     """Machines to evict; empty unless the conclusion names or over-evicts."""
     suspects: list[str] = Field(default_factory=list)
-    """Machines among them that run one of ``ranks``."""
+    """Those of ``machines`` that run one of ``ranks``."""
     innocent: int = 0
     """Number of ``machines`` against which there is no evidence."""
     evidence: list[str] = Field(default_factory=list)
     """The evidence, the strongest first."""
     picture: str = ""
-    """The topology with the state of each rank, as text; of a large job its beginning."""
+    """The topology with the state of each rank, as text; only the beginning for a large job."""
     silent: list[str] = Field(default_factory=list)
     """Machines that did not report what their ranks do."""
     unknown: int = 0
     """Number of ranks whose state is unknown, which is no sign of health."""
     looks: int = 0
+    """Number of samples."""
     seconds: float = 0.0
-    """Duration of the samples and of the time between them."""
+    """Time from the begin of the first sample to the end of the last one."""
     left_out: str = ""
     """Why the ledger keeps only a part of the samples; empty: it keeps all."""
 

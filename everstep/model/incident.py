@@ -50,7 +50,7 @@ class Symptom(Words):
 
 
 STILL_RUNNING = frozenset({Symptom.MACHINE_FAULT, Symptom.SLOW})
-"""Symptoms with which the job goes on until its incident stops it."""
+"""Symptoms with which the job keeps running until its incident stops it."""
 
 
 class Anomaly(Model):
@@ -67,15 +67,15 @@ class Anomaly(Model):
     seen_ns: int = 0
     """When the machine noticed it, nanoseconds of the wall clock."""
     quiet_s: float = 0.0
-    """Time without a step until then, seconds: the job had stopped before this was noticed."""
+    """Time without a step until ``seen_ns``, seconds: the fault is older than its detection by that much."""
     not_after: int | None = None
-    """The most completed steps of a state that may be restored, since later ones are suspect; None: any."""
+    """The newest state that may be restored, in completed steps, since later ones are suspect; None: any state may."""
     rule: str = ""
     """The rule that detected it (``everstep.decisions.detect.rules``); empty: none did, e.g. a launch failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """The findings that it rests on; of very many the first."""
+    """The findings that it rests on; only the first of very many."""
     more_findings: int = 0
-    """Number of findings that are left out."""
+    """Number of findings that ``findings`` leaves out."""
     classification: Classification | None = None
     """How the end of the rank is classified; None: no rank ended."""
 
@@ -91,7 +91,7 @@ class Failure(Model):
     """Signature of the cause, equal for equal causes, e.g. ``SIGKILL`` or ``ValueError``."""
     time_ns: int = 0
     shown: int = -1
-    """Steps that the failed process had shown; -1: not known. Used where ``step`` is not known."""
+    """Steps that the failed process had shown; -1: not known. It is used if ``step`` is not known."""
     classification: Classification | None = None
     """How the end of the first failed rank is classified; None: no rank failed, or it is not known."""
     machine: str = ""
@@ -117,7 +117,7 @@ class IncidentReport(Model):
     stages: list[str]
     generation: int
     recovered: bool
-    """Whether the job goes on; ``confirmed`` says whether it was seen to step."""
+    """Whether the job runs again; ``confirmed`` is True if it was also seen to step."""
     seconds: float | None
     """From the fault, as the machine noticed it, to the first step of all ranks; None: none was seen."""
     failures: list[Failure]
@@ -128,9 +128,9 @@ class IncidentReport(Model):
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation that was launched."""
     accepted_loss: str = ""
-    """Who accepted that newer state may be lost, and which; empty: that was not necessary."""
+    """The operator who accepted that newer state may be lost, and that state; empty: it was not necessary."""
     confirmed: bool = True
-    """The ranks of the job were seen to step again, as its script showed it before."""
+    """Whether the ranks were seen to step again, in the way in which the script showed its steps before."""
     showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps, as far as known."""
     first_step_s: float = 0.0
@@ -138,7 +138,7 @@ class IncidentReport(Model):
     unwritten: int = 0
     """Position of the last ledger entry, which the job has to write because the ledger was down; 0: it is written."""
     launched: Launched | None = None
-    """The newest launch, where the job has to write that entry too."""
+    """The newest launch, if the job has to write its ledger entry too; None: it is written."""
     findings: list[MachineFinding] = Field(default_factory=list)
     """Findings of inspections, the worst first."""
     classification: Classification | None = None
@@ -161,7 +161,7 @@ class IncidentReport(Model):
     tried: list[TriedRung] = Field(default_factory=list)
     """The rungs of the ladder that were tried, in order, with their outcomes."""
     begun_again_ns: int = 0
-    """When it was last resumed by an operator or went on with other code, nanoseconds: attempts before do not count."""
+    """When it was last resumed by an operator or got other code, nanoseconds; earlier attempts do not count."""
 
 
 CLOSED_OUTSIDE = "closed from outside"

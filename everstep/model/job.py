@@ -20,7 +20,7 @@ from everstep.model.topology import SHORT_ORDER, Laid, Topology, parse_laid, par
 M = TypeVar("M")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IN_PLACE = "in-place"
-"""Value of ``code`` of a job whose script runs where it is, without a snapshot."""
+"""The value of ``code`` for a job whose script runs in its own folder, without a snapshot."""
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 REPLAY = "~"
 """Separator between the name of a job and that of a machine group that replays it."""
@@ -28,12 +28,12 @@ REPLAY_NAME = re.compile(rf"{JOB_NAME.pattern}{REPLAY}[a-z0-9-]{{1,20}}")
 
 
 def replay_name(job: str, group: str) -> str:
-    """Name under which a group of machines replays a job: ``gpt~row-3``. The replay ends with the job."""
+    """The name under which a group of machines replays a job, e.g. ``gpt~row-3``."""
     return f"{job}{REPLAY}{group.replace(' ', '-')}"
 
 
 def owner_of(name: str) -> str:
-    """The job of a replay, by the name of the replay; any other name as it is."""
+    """The job's name in the name of a replay; any other name is returned unchanged."""
     return name.partition(REPLAY)[0]
 
 
@@ -52,24 +52,27 @@ class JobSpec(BaseModel):
     )
     code: str = Field(
         "",
-        description="Before it starts the folder that is its first version, empty: the script's, or 'in-place'. Then "
-        "the digest of the snapshot; empty: it runs where it lies.",
+        description="Before the start: the folder of the first version (empty: the script's folder), or 'in-place'. "
+        "After the start: the digest of the snapshot; empty: the script runs in place.",
     )
-    version: int = Field(0, ge=0, description="Number of the version that this is; 0: versions are not known here.")
+    version: int = Field(0, ge=0, description="Number of the version that these settings describe; 0: not known.")
     args: list[str] = Field(default_factory=list, description="Arguments of the script.")
     cwd: str = Field("", description="Working directory; empty: the script's folder.")
     cwd_by_default: bool = Field(
         False,
-        description="Nobody named cwd: where it is not there, ranks take the script's folder in the snapshot.",
+        description="cwd is a default: on a machine without that folder, ranks use the script's folder in the "
+        "snapshot.",
     )
     python: str = Field("", description="Interpreter of the job; empty: the agent's own.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every rank.")
     env_from: list[str] = Field(
-        default_factory=list, description="Variables whose values each machine has: in env_file, or its agent's own."
+        default_factory=list,
+        description="Variables whose values each machine reads from env_file or from its agent's environment.",
     )
     env_file: str = Field("", description="File on every machine with lines NAME=value, for env_from.")
     redact: list[str] = Field(
-        default_factory=lambda: list(PATTERNS), description="Names in env whose values are not shown, as patterns."
+        default_factory=lambda: list(PATTERNS),
+        description="Patterns of names in env whose values are not shown.",
     )
     machines: int = Field(1, ge=1, description="Number of machines.")
     ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
@@ -77,10 +80,12 @@ class JobSpec(BaseModel):
     pp: int = Field(1, ge=1, description="Pipeline-parallel size; the data-parallel size follows.")
     order: tuple[str, ...] = Field(SHORT_ORDER, description="Mesh order, the last axis varies fastest.")
     mesh: tuple[tuple[str, int], ...] = Field(
-        (), description="Instead of tp, pp and order: axes with their sizes, in mesh order; one may be -1, the rest."
+        (),
+        description="Replaces tp, pp and order: axes with their sizes, in mesh order; one size may be -1, which means "
+        "all remaining ranks.",
     )
     groups: tuple[Laid, ...] = Field(
-        (), description="Parallel groups that are no axes, laid over some: name, size and these axes."
+        (), description="Parallel groups that are laid over axes: name, size and those axes."
     )
     checkpoint: CheckpointPolicy = Field(
         default_factory=CheckpointPolicy, description="Where copies of the training state go."
@@ -101,13 +106,13 @@ class JobSpec(BaseModel):
             if not VARIABLE.fullmatch(name) or name.startswith("EVERSTEP_"):
                 raise ValueError(f"{name!r} is not a variable that a job can have: name it as in HF_TOKEN")
             if name in info.data.get("env", {}):
-                raise ValueError(f"{name} is in env as well: leave it out there, where its value can be read by others")
+                raise ValueError(f"{name} is also in env, where others can read its value: remove it from env")
         return value
 
     @field_validator("mesh", mode="before")
     @classmethod
     def _mesh(cls, value: Any) -> Any:
-        """Text as on the command line, or a table."""
+        """Read a mesh from the text of the command line, or from a table."""
         try:
             axes = parse_mesh(value) if isinstance(value, str) else value
         except TopologyError as error:
@@ -123,7 +128,7 @@ class JobSpec(BaseModel):
     @field_validator("groups", mode="before")
     @classmethod
     def _groups(cls, value: Any) -> Any:
-        """A list of texts as on the command line, or a table of tables."""
+        """Read groups from the texts of the command line, or from a table of tables."""
         if isinstance(value, dict):
             value = [_laid_text(name, kind) for name, kind in value.items()]
         texts = value.split() if isinstance(value, str) else value
@@ -135,7 +140,7 @@ class JobSpec(BaseModel):
             raise ValueError(str(error)) from error
 
     def without_secrets(self) -> JobSpec:
-        """The job as it may be shown and kept: without the values of variables that look like secrets."""
+        """A copy that may be shown and kept: without the values of variables that look like secrets."""
         return self.model_copy(update={"env": redacted(self.env, self.redact)})
 
     @model_validator(mode="after")
@@ -157,7 +162,7 @@ class JobSpec(BaseModel):
             return replace(short, laid=self.groups) if self.groups else short
         topology = Topology(self.machines, self.ranks_per_machine, self.mesh, self.groups)
         if (self.tp, self.pp, self.order) != (1, 1, SHORT_ORDER):
-            raise TopologyError("mesh is given, and tp, pp or order as well: mesh says all of it")
+            raise TopologyError("mesh replaces tp, pp and order: give either mesh or those")
         return topology
 
     def assignment(self, machines: Sequence[M]) -> Assignment[M]:
@@ -172,14 +177,14 @@ class JobSpec(BaseModel):
 def _laid_text(name: str, kind: Any) -> str:
     """A laid group from a table, as text of the command line."""
     if not isinstance(kind, dict) or set(kind) != {"size", "over"} or not isinstance(kind["over"], list):
-        raise ValueError(f'{name} is no group: it must be like {name} = {{ size = 4, over = ["dp_shard", "tp"] }}')
+        raise ValueError(f'{name} is not a group: write it as {name} = {{ size = 4, over = ["dp_shard", "tp"] }}')
     return f"{name}={kind['size']}:{'+'.join(map(str, kind['over']))}"
 
 
 def _laid(kind: Any) -> Laid:
     """A laid group from JSON: name, size, axes."""
     if not isinstance(kind, list | tuple) or len(kind) != 3:
-        raise ValueError(f"{kind!r} is no group: it must be like ep=4:dp_shard+cp")
+        raise ValueError(f"{kind!r} is not a group: write it as ep=4:dp_shard+cp")
     name, size, over = kind
     return Laid(name, size, tuple(over))
 

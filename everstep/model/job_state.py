@@ -17,14 +17,14 @@ from everstep.model.stage import NOT_CONFIRMED, Stage
 from everstep.model.version import JobVersion
 
 RUNNING_SLOW = "running, slow"
-"""Status of a job that goes on while a vote looks for the machine that slows it down."""
+"""Status of a job that keeps running while a vote looks for the machine that slows it down."""
 
 JobStatus = Annotated[
     Literal["starting", "running", "recovering", "parked", "stopping", "finished", "failed", "stopped"], AnyWord
 ]
 
 TASK_QUEUE = "everstep"
-"""The default task queue, for deployments with one cluster in a namespace of Temporal. A local cluster has its own."""
+"""The default task queue, for a deployment whose Temporal namespace has one cluster. Local clusters have their own."""
 
 NOT_YET = "NotYet"
 """Type of the error by which a job's workflow refuses a report that it may accept later."""
@@ -59,7 +59,7 @@ def incident_workflow_id(job: str, number: int) -> str:
 
 
 class IncidentSummary(Model):
-    """A line about an incident."""
+    """One line of a job's list of incidents."""
 
     id: str
     number: int
@@ -73,10 +73,10 @@ class IncidentSummary(Model):
     opened_ns: int = 0
     stage: str = ""
     confirmed: bool = True
-    """Whether the job was seen to step again, if it went on."""
+    """Whether the job was seen to step again, if it runs again."""
 
     def closed(self, report: IncidentReport) -> IncidentSummary:
-        """The line about the incident once it is over."""
+        """The summary of the incident once it is closed."""
         changes = {
             "headline": report.headline,
             "resolution": report.resolution,
@@ -91,7 +91,7 @@ class IncidentSummary(Model):
 
 
 class EarlierRun(Model):
-    """The last run of a job's name, and what tells which copies were its own."""
+    """The last run of a job's name, with the generations and earlier runs that identify its copies."""
 
     run: str = ""
     """Id of the run; empty: not known."""
@@ -108,8 +108,8 @@ class ShareTrained(Model):
 
     @classmethod
     def shown(cls, ettr: float | None, last_hour: float | None) -> ShareTrained:
-        """The shares in whole percent. Each change adds to the workflow's history, which has to stay short even if
-        the job is parked for a week."""
+        """The shares in whole percent. Each change adds to the workflow's history, which has to stay short even for a
+        job that is parked for a week."""
         ratios = (None if ratio is None else round(ratio, 2) for ratio in (ettr, last_hour))
         return cls(ettr=next(ratios), last_hour=next(ratios))
 
@@ -117,7 +117,7 @@ class ShareTrained(Model):
 class JobState(BaseModel):
     """All that a job's workflow keeps across continue-as-new; the workflow changes it in place."""
 
-    # Fields of a newer release survive while workers of an older release have the job.
+    # Fields that a newer release added survive while workers of an older release run the job.
     model_config = ConfigDict(extra="allow")
 
     spec: JobSpec
@@ -125,7 +125,7 @@ class JobState(BaseModel):
     run: str = ""
     """Id of the run, the same across continue-as-new (``everstep.model.run_id``)."""
     origin_runs: list[str] = Field(default_factory=list)
-    """Ids of the earlier runs from whose copies it was started; empty: of none, or not known."""
+    """Ids of the earlier runs from whose copies it was started; empty: there are none, or they are not known."""
     earlier: EarlierRun = Field(default_factory=EarlierRun)
     """The last run of the name, if the job has to start from its copies."""
     generation: int = 0
@@ -141,23 +141,23 @@ class JobState(BaseModel):
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation (``everstep.decisions.keep.lineage``)."""
     backups: str = ""
-    """Where the backups are and what may be lost together with their owners, for people."""
+    """For people: where the backups are, and which failures lose a copy together with its backup."""
     status: JobStatus = "starting"
     versions: list[JobVersion] = Field(default_factory=list)
-    """The versions of its code, in order, the last ones; ``spec.version`` runs."""
+    """The last versions of its code, in order; ``spec.version`` is the number of the running one."""
     incidents: list[IncidentSummary] = Field(default_factory=list, description="The last 20, oldest first.")
     incident_count: int = 0
-    """Number of the newest incident of the job's name: it counts on from run to run."""
+    """Number of the newest incident of the job's name; a new run continues the count."""
     incidents_before: int = 0
     """Number of the newest incident of earlier runs."""
-    failures: list[Failure] = Field(default_factory=list, description="For the next decision, bounded.")
+    failures: list[Failure] = Field(default_factory=list, description="The last failures, for later decisions.")
     pending: list[Anomaly] = Field(default_factory=list)
     observed: list[Anomaly] = Field(default_factory=list)
-    """Faults with which the job goes on, and for which no incident was opened yet."""
+    """Faults despite which the job keeps running, and for which no incident was opened yet."""
     observed_told: dict[str, int] = Field(default_factory=dict)
     """Machine, part and reason of such a fault → when an incident reported it, nanoseconds."""
     unconfirmed: str = ""
-    """Why the running generation is not confirmed: no step of it was seen; empty: it is, or no generation runs."""
+    """Why the running generation is not confirmed, since no step was seen; empty: it is confirmed, or none runs."""
     confirm_by_ns: int = 0
     """Deadline for a step of the newest generation, nanoseconds, if no incident waits for it; 0: none is expected."""
     showing: Showing = Field(default_factory=Showing)
@@ -175,9 +175,9 @@ class JobState(BaseModel):
     left: list[str] = Field(default_factory=list)
     """Machines that left the job, the last ones."""
     hold: str = ""
-    """Why the next incident waits for an operator before it launches anything; empty: it need not."""
+    """Why the next incident waits for an operator before it launches anything; empty: it does not wait."""
     emptied: list[str] = Field(default_factory=list)
-    """Machines that lost their memory, as a closed incident learnt."""
+    """Machines that lost their memory, according to a closed incident."""
     started_ns: int = 0
     unproductive_s: float = 0.0
     """Seconds without progress: launches, recoveries and lost steps (section 4.2 of ByteRobust defines ETTR)."""
@@ -198,15 +198,15 @@ class JobState(BaseModel):
     def status_text(self) -> str:
         """The status for people."""
         if self.status == "recovering" and any(incident.stage == Stage.VOTE for incident in self.incidents):
-            return RUNNING_SLOW  # it goes on meanwhile
+            return RUNNING_SLOW  # its ranks run during the vote
         return NOT_CONFIRMED if self.status == "running" and self.unconfirmed else self.status
 
     @property
     def launched(self) -> bool:
-        """Whether it was launched; until then agents and ledger only know earlier runs of its name."""
+        """Whether this run was launched; until then agents and ledger know only earlier runs of the name."""
         return bool(self.lineage)
 
     @property
     def placed(self) -> PlacedJob:
-        """The job with its machines, as activities have it."""
+        """The job with its machines, as activities receive it."""
         return PlacedJob(spec=self.spec, machines=self.machines, run=self.run)

@@ -1,4 +1,4 @@
-"""The ladder of stop-time checks: its rungs, how far each may go, and what was tried about a fault.
+"""The ladder of stop-time checks: its rungs, how far each may go, and the rungs that were tried for a fault.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -33,7 +33,7 @@ class RungMode(Words):
 
 
 class TriedRung(Model):
-    """A rung that was tried about a fault."""
+    """A rung that was tried for a fault."""
 
     rung: Rung
     symptom: str

@@ -22,7 +22,7 @@ class Launched(Model):
     forked_ns: int = 0
     """When the last rank was forked, nanoseconds of the wall clock."""
     backups: str = ""
-    """Where the backups are and what may be lost together with their owners, for people; empty: there are none."""
+    """For people: where the backups are, and which failures lose a copy together with its backup; empty: no backups."""
 
 
 class Showing(Model):
@@ -39,10 +39,10 @@ class Confirmation(Model):
 
     generation: int
     ok: bool
-    """The job goes on."""
+    """Whether the job runs."""
     reason: str
     confirmed: bool = True
-    """Whether a job that goes on was seen to step as its script did before; False: it is only known to live."""
+    """Whether a running job was seen to step, as its script showed it before; False: its ranks are only alive."""
     showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps, as far as known now."""
     timed_out: bool = False

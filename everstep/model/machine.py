@@ -1,4 +1,4 @@
-"""Machines as the control plane knows them, and which of them runs which ranks of a job."""
+"""Machines with the addresses of their agents, and the ranks of a job that each machine runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Machine(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Assignment(Generic[M]):
-    """Ranks ↔ machines of one job.
+    """The map between the ranks and the machines of one job.
 
     Args:
-        topology: Of the job.
-        machines: Those that run it, in the topology's order: their names, or ``Machine`` where addresses matter.
+        topology: The job's topology.
+        machines: The job's machines in the topology's order: names, or ``Machine`` objects where addresses matter.
     """
 
     topology: Topology

@@ -1,8 +1,8 @@
-"""The bases of what crosses Temporal, or is stored: models, and the words of closed lists that grow with releases.
+"""Base classes of the models and enums that cross Temporal or are stored.
 
-During an upgrade two releases run side by side, and after a downgrade the older one reads what the newer one wrote. A
-field or a word that this release does not know is kept as it is: shown, passed on and stored again; such a word is
-equal to no word that is known. Neither makes a message unreadable.
+During an upgrade two releases run side by side, and after a downgrade the older release reads what the newer one wrote.
+So a message stays readable if it has a field or a word that this release does not know. Both are kept: they are shown,
+passed on and stored again. An unknown word differs from all known words.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pydantic_core import core_schema
 
 
 class Model(BaseModel):
-    """Base of the messages: frozen; fields that a newer release added are kept and passed on."""
+    """Base of the messages, which are frozen. Fields that a newer release added are kept and passed on."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 AnyWord = GetPydanticSchema(lambda _source, _handler: core_schema.str_schema())
-"""Annotates a ``Literal``: the type checker sees the list, and a model takes any text."""
+"""Annotation of a ``Literal``: the type checker sees the listed words, and a model accepts any text."""
 
 
 class Words(StrEnum):
-    """Base of the enums that cross Temporal or are stored: any other text becomes a member of its own, not listed."""
+    """Base of the enums that cross Temporal or are stored. Any text that is not listed becomes an unlisted member."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:

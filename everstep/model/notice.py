@@ -17,7 +17,7 @@ from everstep.model.message import Model, Words
 NOTICE_WORKFLOW = "Notice"
 """Type of the workflow that delivers a notice."""
 PATIENCE_S = 24 * 3600.0
-"""Time for which a receiver that does not accept a notice is tried again, seconds."""
+"""How long delivery to a receiver that does not accept a notice is repeated, seconds."""
 
 
 class NoticeKind(Words):
@@ -44,7 +44,7 @@ class Notice(Model):
 
     kind: NoticeKind
     id: str
-    """Id of the event: the same one whenever and wherever the event is noticed again."""
+    """Id of the event. It is equal whenever and wherever the same event is noticed."""
     text: str
     """The event in one line for people, with what to do about it."""
     time_ns: int
@@ -58,7 +58,7 @@ class Notice(Model):
     """Page in Temporal's Web UI; empty: its address is not known."""
 
     def body(self) -> bytes:
-        """The text that a receiver gets: JSON in one line, UTF-8."""
+        """The bytes that a receiver gets: one line of JSON in UTF-8."""
         fields: dict[str, Any] = {
             "kind": self.kind,
             "id": self.id,
@@ -93,7 +93,7 @@ class NoticeResult(Model):
 
 
 def notice_workflow_id(task_queue: str, event: str) -> str:
-    """Id of the workflow that delivers the notice of an event: one workflow, however often the event is noticed."""
+    """Id of the workflow that delivers the notice of an event; there is one, however often the event is noticed."""
     return f"notice/{task_queue}/{event}"
 
 

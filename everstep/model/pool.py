@@ -58,18 +58,17 @@ class PoolMachine(Model):
     wanted_out: bool = False
     """An operator wants it cordoned as soon as its job leaves it."""
     fault: str = ""
-    """Why it cannot be used, by the newest poll; empty: it can be."""
+    """Why it cannot be used, according to the newest poll; empty: it can be used."""
     passed: int = 0
     """Number of polls in a row without a fault, in quarantine."""
     until_released: bool = False
-    """It stays in quarantine until an operator releases it: a test of the stopped machine found the fault, and no
-    inspection can."""
+    """It stays in quarantine until an operator releases it, since only a test of a stopped machine shows its fault."""
     unlisted_ns: int = 0
-    """Since when it is missing in the list of the cluster; 0: it is listed, or that is not known."""
+    """Since when it is missing in the list of the cluster; 0: it is listed, or the list is not known."""
     absent: int = 0
     """Number of polls in a row in which its job did not name it."""
     ready: dict[str, str] = Field(default_factory=dict)
-    """Id of a version of a job's code that was tried there → why it failed; empty: it did not. The last ones."""
+    """The last versions of jobs' code that were tried there: id → why it failed; empty: it did not fail."""
 
 
 class LeaseRequest(Model):
@@ -103,18 +102,18 @@ class ReplaceRequest(Model):
     keep: list[Machine] = Field(default_factory=list)
     """The job's other machines, whose failure domains matter for the choice."""
     back: dict[str, str] = Field(default_factory=dict)
-    """Unfit replacement in ``evict`` → the machine for which it came, whose ranks still run. Where machines are
-    short the replacement leaves all the same, and that machine stays in the job."""
+    """Unfit replacement in ``evict`` → the machine that it was to replace, whose ranks still run. If there are too few
+    machines, the replacement leaves nevertheless, and the machine that it was to replace stays in the job."""
 
 
 class Replaced(Model):
     """The answer to a replacement."""
 
     machines: dict[str, Machine] = Field(default_factory=dict)
-    """Evicted machine → its replacement, which may be the machine for which it came (``ReplaceRequest.back``); empty:
-    machines are short, and nothing was evicted."""
+    """Evicted machine → its replacement, which may be a machine from ``ReplaceRequest.back``; empty: there are too few
+    machines, and none was evicted."""
     why: str = ""
-    """Where machines are short: how many are needed, and how many there are."""
+    """If there are too few machines: how many are needed, and how many there are."""
 
 
 class GiveBack(Model):
@@ -133,7 +132,7 @@ class RunningJob(Model):
     launched: bool = True
     """Whether its ranks may live there; False: it is still starting."""
     settled: bool = False
-    """Its ranks run and it has no open incident: it needs no machine that it does not name."""
+    """Its ranks run and it has no open incident, so it needs only the machines that it names."""
     version: str = ""
     """Id of the version that it runs; empty: it runs in place."""
 
@@ -151,7 +150,7 @@ class ReadyResult(Model):
     """The result of trying a version on idle machines."""
 
     machines: dict[str, str] = Field(default_factory=dict)
-    """Machine → why the version failed there; empty: it did not. Machines that did not answer are left out."""
+    """Machine → why the version failed there; empty: it did not fail. Machines that did not answer are left out."""
 
 
 class ToClean(Model):
@@ -171,7 +170,7 @@ class PollQuestions(Model):
     fresh: bool = False
     """The pool is new and asks all machines which jobs they have."""
     leased: list[str] = Field(default_factory=list)
-    """Jobs that have machines, or had a machine that has to be cleaned: do they run?"""
+    """Jobs that have machines, or had one that has to be cleaned; the poll checks whether they still run."""
 
 
 class PollAnswers(Model):
@@ -188,7 +187,7 @@ class PollAnswers(Model):
     over: list[str] = Field(default_factory=list)
     """Jobs that have machines and do not run any more."""
     unknown: list[str] = Field(default_factory=list)
-    """Jobs of which it is not known whether they run."""
+    """Jobs that may still run: it is not known."""
     listed: bool = True
     """Whether all running jobs are known; False: there may be more."""
     faults: dict[str, str] = Field(default_factory=dict)
@@ -209,7 +208,7 @@ class Shortage(Model):
 
 
 class PoolState(BaseModel):
-    """Everything that a pool's workflow carries across continue-as-new; it changes it in place."""
+    """Everything that a pool's workflow keeps across continue-as-new; the workflow changes it in place."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -226,19 +225,19 @@ class PoolState(BaseModel):
     provisioned: str = ""
     """The result of last asking the cluster for more machines; empty: it was not asked, or there are enough now."""
     replaced: dict[str, Replaced] = Field(default_factory=dict)
-    """Id of a request → its answer; the last ones."""
+    """The last requests: id → answer."""
     known: bool = False
-    """The running jobs and their machines are known: before that, no job gets a machine."""
+    """Whether the running jobs and their machines are known; until then, no job gets a machine."""
     looks: int = 0
     """Number of polls before the jobs were known."""
     problem: str = ""
-    """What the newest poll did not learn."""
+    """The questions that the newest poll could not answer, for people; empty: it answered all."""
 
     @property
     def spare(self) -> int:
         """Number of machines that can replace others now."""
-        places = {PoolPlace.STANDBY, PoolPlace.FREE}
-        return sum(machine.place in places and not machine.fault for machine in self.machines.values())
+        usable = {PoolPlace.STANDBY, PoolPlace.FREE}
+        return sum(machine.place in usable and not machine.fault for machine in self.machines.values())
 
 
 class OperatorMove(Model):

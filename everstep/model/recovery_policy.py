@@ -1,12 +1,12 @@
-"""Every number that decides how a job is recovered, in groups, with its source.
+"""Every setting that decides how a job is recovered, in groups, with the source of its default.
 
-Each group is a table of a job file: ``[policy.hang]``. A setting's name is that of its group and its own:
-``hang.floor_s``. A number from a paper names its section; the papers leave the others open.
+Each group is a table of a job file, e.g. ``[policy.hang]``. The name of a setting begins with that of its group:
+``hang.floor_s``. A default from the paper on ByteRobust names the section; the paper does not specify the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -95,24 +95,25 @@ class HangPolicy(_Group):
     floor_s: float = Field(
         600.0,
         gt=0,
-        description="No rank steps, and the ranks that the others wait for work, or nothing is known of them: a hang "
-        "after at least this long, seconds (hang threshold of ByteRobust, section 4.1).",
+        description="A job without steps hangs after at least this long, seconds, if the ranks that others wait for "
+        "are working or unknown (hang threshold of ByteRobust, section 4.1).",
     )
-    factor: float = Field(10.0, gt=1, description="The hang is also at least this many median step times long.")
+    factor: float = Field(10.0, gt=1, description="Such a hang also lasts at least this many median step times.")
     ceiling_s: float = Field(
         3600.0,
         gt=0,
-        description="A job whose ranks are seen to compute does not hang before this time, and no longer bound is "
-        "learnt, seconds.",
+        description="A job whose ranks are seen to compute does not hang before this time, seconds; bounds that are "
+        "learnt from its steps are not longer either.",
     )
     idle_floor_s: float = Field(
         3.0,
         gt=0,
-        description="All ranks wait for some that do nothing: a hang after at least this long without a step, seconds.",
+        description="A job without steps hangs after at least this long, seconds, if all ranks wait for ranks that do "
+        "nothing.",
     )
-    idle_factor: float = Field(10.0, gt=1, description="That hang is also at least this many median step times long.")
+    idle_factor: float = Field(10.0, gt=1, description="Such a hang also lasts at least this many median step times.")
     stopped_s: float = Field(
-        0.5, gt=0, description="A rank whose process is stopped this long while no rank steps is a hang, seconds."
+        0.5, gt=0, description="A job without steps hangs if the process of a rank is stopped for this long, seconds."
     )
     trace_s: float = Field(
         20.0,
@@ -128,7 +129,8 @@ class SlowPolicy(_Group):
     after_s: float = Field(
         120.0,
         ge=0,
-        description="Most ranks step more slowly than before for this long: the vote begins, seconds; 0: never.",
+        description="The vote begins when most ranks have stepped more slowly than before for this long, seconds; 0: "
+        "never.",
     )
     rounds: int = Field(
         5, ge=3, le=20, description="Rounds of the vote for the slow machine (ByteRobust, section 5.1)."
@@ -154,13 +156,16 @@ class NanPolicy(_Group):
 
 
 class SilencePolicy(_Group):
-    """When a machine of which nothing is heard is lost."""
+    """When a machine that does not answer counts as lost."""
 
     detect_s: float = Field(
-        10.0, gt=0, description="Nothing failed, and agent and ranks are silent this long: an anomaly, seconds."
+        10.0,
+        gt=0,
+        description="In a job without another failure, a machine whose agent and ranks are silent for this long is an "
+        "anomaly, seconds.",
     )
     evict_s: float = Field(
-        2.0, ge=0, description="The job failed, and a machine does not answer this long: the machine is gone, seconds."
+        2.0, ge=0, description="After a failure, a machine that does not answer for this long counts as gone, seconds."
     )
     retry_max_s: float = Field(
         3.0, gt=0, description="Longest wait of a watcher before it asks a silent agent again, seconds."
@@ -174,19 +179,19 @@ class StopPolicy(_Group):
         5.0, ge=0, description="Time between SIGTERM and SIGKILL when an operator stops a job, seconds."
     )
     exit_grace_s: float = Field(
-        60.0, ge=0, description="After a rank left with code 0 the others have this long to follow, seconds."
+        60.0, ge=0, description="After a rank ended with code 0, the others have this long to end too, seconds."
     )
     align_s: float = Field(
         30.0,
         ge=0,
-        description="Before an urgent update, or before a machine is exchanged while ranks step, all ranks have this "
+        description="Before an urgent update, or before a machine is replaced while ranks step, all ranks have this "
         "long to end the same step, seconds.",
     )
     kill_patience_s: float = Field(
         600.0,
         ge=0,
-        description="Ranks that were killed have this long to be gone before the job is parked, seconds: the kernel "
-        "frees some GB of memory a second.",
+        description="The job is parked if ranks that were killed are not gone within this time, seconds. The kernel "
+        "frees only some GB of memory a second.",
     )
 
 
@@ -204,7 +209,7 @@ class RollbackPolicy(_Group):
         300.0, ge=0, description="A version that fails before it has run this long is rolled back, seconds."
     )
     error_within_h: float = Field(
-        24.0, ge=0, description="A version this young is rolled back at the program's first own error, hours."
+        24.0, ge=0, description="A version this young is rolled back at the first error of the program itself, hours."
     )
 
 
@@ -218,20 +223,20 @@ class LadderPolicy(_Group):
     window_h: float = Field(
         24.0,
         ge=0,
-        description="A rung that was tried for the same fault within this time is not tried again, solved or not, "
-        "hours.",
+        description="A rung that was tried for the same fault within this time is not tried again, whatever its "
+        "result, hours.",
     )
     repeats: int = Field(
         3,
         ge=0,
-        description="This many failures of unknown cause with one symptom in ladder.window_h are one fault, whatever "
-        "machines they name; 0: never.",
+        description="This many failures of unknown cause with the same symptom in ladder.window_h count as one fault, "
+        "whatever machines they name; 0: never.",
     )
     restarts: int = Field(
         5,
         ge=0,
-        description="A fault that all rungs left unsolved, and that was restarted this often in ladder.window_h since, "
-        "parks the job; 0: never.",
+        description="After all rungs were tried for a fault in vain, this many further restarts in ladder.window_h "
+        "park the job; 0: never.",
     )
 
 
@@ -240,12 +245,12 @@ class DiagnosePolicy(_Group):
 
     at_once: bool = Field(
         default=False,
-        description="Test the machines before the first restart too, where it is not known what failed.",
+        description="Test the machines even before the first restart, if the cause of the failure is unknown.",
     )
     timeout_s: float = Field(
         2000.0,
         gt=0,
-        description="All tests of one machine have this long together, and so has each test between two, seconds.",
+        description="Limit of the time of all tests of one machine together, and of each test of a pair, seconds.",
     )
     slow_share: float = Field(
         0.2, ge=0, lt=1, description="A bandwidth below this share of the machines' median is a fault."
@@ -263,13 +268,13 @@ class ReplayPolicy(_Group):
     timeout_s: float = Field(
         300.0,
         gt=0,
-        description="From its first step on a group has this long for them; later the group hangs, seconds.",
+        description="A group has this long for its steps, from the first step on; after that it hangs, seconds.",
     )
     machines: int = Field(
         0,
         ge=0,
-        description="Machines of a group; 0: as many as name one machine at fault alone (m ≤ n of ByteRobust, section "
-        "6).",
+        description="Machines of a group; 0: a size with which a replay can name a single faulty machine (m ≤ n of "
+        "ByteRobust, section 6).",
     )
     fault_share: float = Field(
         0.5, gt=0, le=1, description="A fault shows in this share of the trials in which its machine takes part."
@@ -290,7 +295,7 @@ class UpdatePolicy(_Group):
     """The trial of a new version of the code."""
 
     check_s: float = Field(
-        600.0, gt=0, description="A version that is tried must reach the point where it joins the job in time, seconds."
+        600.0, gt=0, description="A version that is tried must join the job within this time, seconds."
     )
 
 
@@ -298,16 +303,16 @@ class EvictPolicy(_Group):
     """Which machines may leave a job without an operator."""
 
     mode: EvictMode = Field(
-        EvictMode.ACT, description="Most that a rule of eviction may do: act, approve, shadow or off."
+        EvictMode.ACT, description="How far all rules of eviction may go: act, approve, shadow or off."
     )
     rules: dict[str, EvictMode] = Field(
-        default_factory=dict, description="Most that a single rule may do: a table of names and modes."
+        default_factory=dict, description="How far single rules may go: a table of names and modes."
     )
     share: float = Field(
-        0.25, ge=0, le=1, description="Share of the machines evicted in the window without an operator."
+        0.25, ge=0, le=1, description="Share of the machines that may be evicted in the window without an operator."
     )
     at_least: int = Field(
-        2, ge=0, description="This many machines may be evicted in the window however small the share is."
+        2, ge=0, description="This many machines may always be evicted in the window, even if the share is smaller."
     )
     window_h: float = Field(24.0, gt=0, description="The window in which evictions are counted, hours.")
 
@@ -343,7 +348,7 @@ class RecoveryPolicy(BaseModel):
         return RecoveryPolicy.model_validate(tables)
 
     def chosen(self) -> set[str]:
-        """Names of the settings that somebody set."""
+        """Names of the settings that were set explicitly."""
         return {f"{group}.{setting}" for group in GROUPS for setting in getattr(self, group).model_fields_set}
 
     def value(self, name: str) -> Any:
@@ -361,10 +366,6 @@ GROUPS: dict[str, type[BaseModel]] = {
 @cache
 def settings() -> dict[str, FieldInfo]:
     """All settings, by names such as ``hang.floor_s``."""
-    return dict(_settings())
-
-
-def _settings() -> Iterator[tuple[str, FieldInfo]]:
-    for group, model in GROUPS.items():
-        for setting, field in model.model_fields.items():
-            yield f"{group}.{setting}", field
+    return {
+        f"{group}.{setting}": field for group, model in GROUPS.items() for setting, field in model.model_fields.items()
+    }

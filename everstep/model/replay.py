@@ -1,4 +1,4 @@
-"""The outcome of a dual-phase replay: each trial of a group of machines, and the verdict of all together.
+"""The outcome of a dual-phase replay: each trial of a group of machines, and the conclusion from all trials.
 
 These models cross Temporal and are stored in histories: fields are only added, with defaults.
 """
@@ -18,7 +18,7 @@ class RunEnd(Words):
     CRASHED = "crashed"
     """A rank ended before the last step."""
     HUNG = "hung"
-    """All ranks completed a first step, and no step was completed any more when the time was over."""
+    """All ranks completed a first step, but steps had stopped when the time was over."""
     SLOW = "slow"
     """Ranks still completed steps when the time was over: it may have been too short."""
     NOT_STARTED = "not started"
@@ -30,7 +30,7 @@ class RunEnd(Words):
 
 
 class GroupRun(Model):
-    """One trial: the job's script on one group of machines; or several trials that ended alike."""
+    """One trial, which runs the job's script on one group of machines, or several trials that ended alike."""
 
     group: str
     """The group, ``row 3`` or ``column 1``."""
@@ -40,7 +40,7 @@ class GroupRun(Model):
     count: int = 1
     """Number of trials that this record stands for; its fields are those of the first."""
     repeat: int = 1
-    """Which repeat of the two phases it was; of several trials the last."""
+    """Number of the repeat of the two phases, from 1; of several trials, the last one's."""
     why: str = ""
     """Why it did not complete, for people; empty: it did."""
     steps: int = 0

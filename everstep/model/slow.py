@@ -16,15 +16,15 @@ class SlowConclusion(Words):
     MACHINE = "machine"
     """A machine, or a group of machines, is slower than its peers at the same work."""
     HEAVY_STAGE = "heavy stage"
-    """A pipeline stage has more to do than the others: the job's layout."""
+    """A pipeline stage has more to do than the others: the cause is the job's layout."""
     UNEVEN_WORK = "uneven work"
-    """Ranks have more to do in some steps than in others, e.g. longer sequences: the job's data."""
+    """Ranks have more to do in some steps than in others, e.g. longer sequences: the cause is the job's data."""
     SUSPECT = "suspect"
     """Samples name a machine, without other evidence that it is slow."""
     ALL_SLOWER = "all slower"
-    """All ranks compute longer than before: what the job does, or what the machines share."""
+    """All ranks compute longer than before: the cause is in the job's work, or in something that the machines share."""
     WAITING = "waiting"
-    """No rank computes longer than before: the network, storage, or what the script waits for."""
+    """No rank computes longer than before: the ranks wait for the network, for storage, or for something else."""
     EVEN = "even"
     """No rank is slower than others."""
     UNKNOWN = "nothing known"
@@ -38,17 +38,17 @@ class SlowRound(Model):
     looks: int = 0
     """Number of samples of all ranks."""
     outliers: list[int] = Field(default_factory=list)
-    """Ranks that wait for others less often than their peers do; of very many the first."""
+    """Ranks that wait for others less often than their peers do; only the first of very many."""
     flagged: str = ""
     """The group with the most outliers, for people; empty: none."""
     machines: list[str] = Field(default_factory=list)
     """Machines of that group."""
     ranks: list[int] = Field(default_factory=list)
-    """Outliers on these machines; of very many the first."""
+    """Outliers on these machines; only the first of very many."""
     longer: dict[str, str] = Field(default_factory=dict)
     """Machine of that group → the ``Growth`` of its ranks' CPU time."""
     why: list[str] = Field(default_factory=list)
-    """What ``longer`` says, as text."""
+    """The contents of ``longer`` as text."""
     job: str = ""
     """The ``JobGrowth`` over all ranks."""
     job_why: str = ""

@@ -32,7 +32,7 @@ class StateCopy(Model):
 
     rank: int
     machine: str
-    """The machine that has it; of a remote copy the machine whose agent listed it."""
+    """The machine that has it; for a remote copy, the machine whose agent listed it."""
     completed_steps: int
     bytes: int = 0
     valid: bool = True
@@ -42,13 +42,13 @@ class StateCopy(Model):
     """Generation of the job that saved it."""
     saved_ns: int = 0
     digest: str = ""
-    """Digest of its tensors on disk or remote: where they are equal, one rank can read for its whole dp group."""
+    """Digest of its tensors, for a copy on disk or remote storage: ranks with equal digests can share one read."""
     run: str = ""
-    """The run that saved it; in memory: that holds it (``everstep.model.run_id``). Empty: not known."""
+    """The run that saved it, or that holds it in memory (``everstep.model.run_id``); empty: not known."""
     topology: str = ""
-    """Topology of the job that saved it, on disk or remote; empty: not known."""
+    """Topology of the job that saved it, for a copy on disk or remote storage; empty: not known."""
     verified: bool = True
-    """Of a valid copy in memory: whether its contents were compared with their checksum, and not only its header."""
+    """Whether the contents of a valid copy in memory match their checksum; False: only the header was checked."""
 
     @property
     def key(self) -> CopyKey:
@@ -57,7 +57,7 @@ class StateCopy(Model):
 
     @property
     def unlisted(self) -> bool:
-        """Whether it stands for a folder or storage that could not be listed, with the reason; no copy is known bad."""
+        """Whether this record stands for a folder or storage that could not be listed, rather than for a bad copy."""
         return not self.valid and self.completed_steps < 0 and self.tier in {Tier.DISK, Tier.REMOTE}
 
 
@@ -82,11 +82,11 @@ class Restored(Model):
 
     moved: list[CopyToRestore] = Field(default_factory=list)
     failed: list[StateCopy] = Field(default_factory=list)
-    """Copies that turned out damaged or gone, not valid, with reasons."""
+    """Copies that are damaged or gone, marked as not valid, with reasons."""
     unreached: list[StateCopy] = Field(default_factory=list)
-    """Copies that may be good and could not be brought, not valid for now, with reasons."""
+    """Copies that may be good but could not be brought, marked as not valid, with reasons."""
     verified: list[CopyToRestore] = Field(default_factory=list)
-    """Own slots whose contents were compared where they are, and hold."""
+    """Copies in a rank's own slots, whose contents were verified in place."""
     bytes: int = 0
     seconds: float = 0.0
     unreachable: list[str] = Field(default_factory=list)

@@ -1,21 +1,21 @@
 """Ranks, parallel groups and machines.
 
-A job's ranks form a mesh of named axes. The order of the axes decides which rank sits where; the last axis varies
+A job's ranks form a mesh of named axes. The order of the axes decides the coordinate of each rank; the last axis varies
 fastest, as in torch's ``init_device_mesh``. Names are free: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp`` …
-What is called ``dp`` or ``dp_…`` is data parallel.
+Axes named ``dp`` or ``dp_…`` are data parallel.
 
 The short form has the axes ``pp``, ``dp`` and ``tp``, in this order by default.
 ByteRobust's figure 7 numbers ranks dp-pp-tp (section 5.1).
 
-A *laid* group is no axis: it takes ranks of some axes together. Expert-parallel
-groups are laid over ``dp_shard`` and ``tp``, say, four ranks to a group.
+A *laid* group is not an axis: it joins ranks along several axes. For example, expert-parallel groups of four ranks can
+be laid over ``dp_shard`` and ``tp``.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -28,7 +28,7 @@ Axis = Literal["tp", "pp", "dp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 SHORT_ORDER: tuple[Axis, ...] = ("pp", "dp", "tp")
 THE_REST = -1
-"""Size of the one axis that takes the rest."""
+"""Size of an axis that has all remaining ranks; at most one axis may have it."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -39,7 +39,7 @@ class Laid(NamedTuple):
     size: int
     """Ranks of a group."""
     over: tuple[str, ...]
-    """The axes. Of ranks with equal coordinates along all other axes, each ``size`` in mesh order make a group."""
+    """The axes. Ranks that differ only along these axes are split, in mesh order, into groups of ``size``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Coordinate:
     places: tuple[tuple[str, int], ...]
     """Axis and index along it, in the order of the mesh."""
     dp: int
-    """Index among the ranks that are data parallel to each other, along all such axes; 0: there are none."""
+    """Index along all data-parallel axes together; 0 where the mesh has none."""
 
     def __getitem__(self, axis: str) -> int:
         """Index along an axis.
@@ -72,18 +72,18 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Sizes of a job and the map rank ↔ place in the mesh ↔ machine.
+    """Sizes of a job, and the map between ranks, coordinates in the mesh, and machines.
 
-    Machines are numbered 0 … machines - 1 and hold ``ranks_per_machine`` consecutive ranks each.
+    Machines are numbered 0 … machines - 1 and have ``ranks_per_machine`` consecutive ranks each.
 
     Args:
-        machines: How many there are.
-        ranks_per_machine: Ranks on each.
+        machines: Number of machines.
+        ranks_per_machine: Number of ranks on each machine.
         mesh: Name and size of each axis, in order.
-        laid: Kinds of groups that are no axes.
+        laid: Kinds of laid groups.
 
     Raises:
-        TopologyError: a size below 1, a name that is none or is there twice, or sizes that do not multiply to
+        TopologyError: a size is below 1, a name is invalid or repeated, or the sizes do not multiply to
             machines x ranks_per_machine.
     """
 
@@ -109,10 +109,10 @@ class Topology:
     def of(
         cls, machines: int, ranks_per_machine: int, tp: int = 1, pp: int = 1, order: Sequence[Axis] = SHORT_ORDER
     ) -> Topology:
-        """A topology by its short form; the data-parallel size follows.
+        """A topology in its short form; the data-parallel size follows from the other sizes.
 
         Raises:
-            TopologyError: as above.
+            TopologyError: a size is below 1 or does not divide the number of ranks, or the order is wrong.
         """
         for name, size in (("machines", machines), ("ranks_per_machine", ranks_per_machine), ("tp", tp), ("pp", pp)):
             if size < 1:
@@ -130,10 +130,10 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """A topology from what ``str`` makes of it.
+        """Read a topology from the text that ``str`` makes of it.
 
         Raises:
-            TopologyError: it does not read like that, or the sizes make no sense.
+            TopologyError: the text has another form, or the sizes make no sense.
         """
         try:
             machines, ranks_per_machine, *rest = text.split(",")
@@ -152,7 +152,7 @@ class Topology:
         return cls(*sizes, mesh, laid)
 
     def __str__(self) -> str:
-        """The topology in one line, as in the environment of ranks and in files on disk."""
+        """The topology in one line, as it is written to the environment of ranks and to files on disk."""
         head = f"{self.machines},{self.ranks_per_machine}"
         if self.is_short:
             return f"{head},{self.tp},{self.pp},{'-'.join(self.axes)}"
@@ -167,7 +167,7 @@ class Topology:
 
     @property
     def is_short(self) -> bool:
-        """Whether its short form describes it completely."""
+        """Whether the short form can describe it."""
         return sorted(self.axes) == sorted(SHORT_ORDER) and not self.laid
 
     @property
@@ -187,7 +187,7 @@ class Topology:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of parallel groups: the axes, and what is laid over them."""
+        """Names of the kinds of parallel groups: the axes and the laid groups."""
         return (*self.axes, *(kind.name for kind in self.laid))
 
     @property
@@ -202,7 +202,7 @@ class Topology:
 
     @property
     def dp(self) -> int:
-        """Data-parallel size, along all such axes."""
+        """Data-parallel size: the product of the sizes of all data-parallel axes."""
         return prod(self.size(axis) for axis in self.data_axes)
 
     def size(self, kind: str) -> int:
@@ -232,7 +232,7 @@ class Topology:
         return Coordinate(tuple(places), dp)
 
     def rank_at(self, /, **places: int) -> int:
-        """The rank at a coordinate: its index along each axis, 0 where none is named.
+        """The rank at a coordinate, which is given by the index along each axis; the default is 0.
 
         Raises:
             TopologyError: there is no such axis, or no such index.
@@ -256,11 +256,13 @@ class Topology:
     def along(self, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
         """Ranks, ascending, that differ from ``rank`` along some axes only."""
         first = self.first_along(rank, axes)
-        steps = [range(0, size * self._strides[axis], self._strides[axis]) for axis, size in self.mesh if axis in axes]
-        return tuple(first + sum(step) for step in product(*steps))
+        strides = [(size, self._strides[axis]) for axis, size in self.mesh if axis in axes]
+        return tuple(
+            first + sum(offsets) for offsets in product(*(range(0, size * stride, stride) for size, stride in strides))
+        )
 
     def group(self, rank: int, kind: str) -> tuple[int, ...]:
-        """Ranks, ascending, of the group of a kind that has a rank.
+        """Ranks, ascending, of the group of a kind to which a rank belongs.
 
         Raises:
             TopologyError: there is no such rank, or no such kind.
@@ -276,25 +278,23 @@ class Topology:
     def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
         """All parallel groups of a kind, in order of their lowest rank."""
         size, over = self.size(kind), {laid.name: laid.over for laid in self.laid}.get(kind, (kind,))
-        found, seen = [], bytearray(self.world_size)
+        groups = []
         for rank in range(self.world_size):
-            if not seen[rank]:
+            if self.first_along(rank, over) == rank:
                 ranks = self.along(rank, over)
-                found += [ranks[first : first + size] for first in range(0, len(ranks), size)]
-                for member in ranks:
-                    seen[member] = 1
-        return tuple(sorted(found))
+                groups += [ranks[first : first + size] for first in range(0, len(ranks), size)]
+        return tuple(sorted(groups))
 
     def same_numbering(self, text: str) -> bool:
-        """Whether the topology that a text names gives every rank the same coordinate; laid groups do not matter."""
+        """Whether a topology, given as text, has the same coordinate for every rank; laid groups do not matter."""
         try:
             other = Topology.parse(text)
         except TopologyError:
-            return False  # of a later release
+            return False  # a later release may write another form
         return replace(other, laid=()) == replace(self, laid=())
 
     def machine(self, rank: int) -> int:
-        """Index of the machine that holds a rank."""
+        """Index of the machine that runs a rank."""
         self._check(rank)
         return rank // self.ranks_per_machine
 
@@ -306,12 +306,14 @@ class Topology:
         return tuple(range(first, first + self.ranks_per_machine))
 
     def _filled(self) -> tuple[tuple[str, int], ...]:
-        """The mesh with all its sizes."""
+        """The checked mesh, with the size of the axis that has the remaining ranks."""
         wrong = [name for name in (*self.axes, *(kind.name for kind in self.laid)) if not _NAME.fullmatch(name)]
-        twice = [name for name, count in _counts(self.kinds).items() if count > 1]
+        twice = [name for name, count in Counter(self.kinds).items() if count > 1]
         open_axes = [axis for axis, size in self.mesh if size == THE_REST]
         if wrong_sizes := [axis for axis, size in self.mesh if type(size) is not int]:
-            raise TopologyError(f"the size of {wrong_sizes[0]} is {dict(self.mesh)[wrong_sizes[0]]!r}, no whole number")
+            raise TopologyError(
+                f"the size of {wrong_sizes[0]} is {dict(self.mesh)[wrong_sizes[0]]!r}; it must be a whole number"
+            )
         small = [axis for axis, size in self.mesh if size < 1 and size != THE_REST]
         rest = prod(size for _, size in self.mesh if size >= 1)
         if not self.mesh:
@@ -354,34 +356,27 @@ def _is_data(axis: str) -> bool:
 
 
 def parse_laid(text: str) -> Laid:
-    """``ep=4:dp_shard+tp``.
+    """Read a kind of laid groups, e.g. ``ep=4:dp_shard+tp``.
 
     Raises:
-        TopologyError: it does not read like that.
+        TopologyError: the text has another form.
     """
     name, _, rest = text.partition("=")
     size, _, over = rest.partition(":")
     if not size.isdecimal() or not over:
-        raise TopologyError(f"{text!r} is no laid group: it must read like ep=4:dp_shard+tp (name, size, axes)")
+        raise TopologyError(f"{text!r} is not a laid group: write it as ep=4:dp_shard+tp (name, size, axes)")
     return Laid(name, int(size), tuple(over.split("+")))
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """``pp=2,dp_shard=-1,tp=2``.
+    """Read a mesh, e.g. ``pp=2,dp_shard=-1,tp=2``.
 
     Raises:
-        TopologyError: it does not read like that.
+        TopologyError: the text has another form.
     """
     parts = [part.partition("=") for part in text.split(",")]
     if any(not size.removeprefix("-").isdecimal() for _, _, size in parts):
-        raise TopologyError(f"{text!r} is no mesh: it must read like pp=2,dp_shard=-1,tp=2")
+        raise TopologyError(f"{text!r} is not a mesh: write it as pp=2,dp_shard=-1,tp=2")
     if len({name for name, _, _ in parts}) < len(parts):
         raise TopologyError(f"{text!r} names an axis twice")
     return {name: int(size) for name, _, size in parts}
-
-
-def _counts(names: Sequence[str]) -> Mapping[str, int]:
-    found: dict[str, int] = defaultdict(int)
-    for name in names:
-        found[name] += 1
-    return found

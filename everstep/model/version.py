@@ -1,4 +1,4 @@
-"""Versions of a job's code: what ran when, who changed it and why, and what has to run next.
+"""Versions of a job's code: which ran when, who changed the code and why, and which has to run next.
 
 These models cross Temporal, and are stored in histories, in the store of versions and in the ledger: fields are only
 added, with defaults.
@@ -18,7 +18,7 @@ from everstep.model.job import VARIABLE, JobSpec
 from everstep.model.message import Model, Words
 
 NAME_CHARACTERS = 12
-"""Characters of a content address that people are shown."""
+"""Number of characters of a content address that people see."""
 
 
 class Urgency(Words):
@@ -66,10 +66,10 @@ class Origin(Model):
 
 
 class CodeVersion(Model):
-    """The code and settings of one version. ``id`` is a digest of exactly what decides what runs."""
+    """The code and settings of one version. Its ``id`` is a digest of all fields that decide what runs."""
 
     code: str = ""
-    """Digest of the snapshot of its files (``activities/versions``); empty: it runs in place, as its files are."""
+    """Digest of the snapshot of its files (``activities/versions``); empty: it runs in place, without a snapshot."""
     script: str
     """Path relative to the snapshot; an absolute path if it runs in place."""
     args: list[str] = Field(default_factory=list)
@@ -80,7 +80,7 @@ class CodeVersion(Model):
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     packages: dict[str, str] = Field(default_factory=dict)
-    """Distribution → its version in the interpreter of the snapshot. It is recorded, and does not decide what runs."""
+    """Distribution → its version, in the interpreter that took the snapshot. It is a record that decides nothing."""
     origin: Origin = Field(default_factory=Origin)
     files: int = 0
     bytes: int = 0
@@ -96,7 +96,12 @@ class CodeVersion(Model):
         return self.model_copy(update={"env": redacted(self.env, patterns)})
 
     def applied(self, spec: JobSpec, number: int) -> JobSpec:
-        """The job as this version runs it; ``number`` is the version's."""
+        """The job's specification with this version's code and settings.
+
+        Args:
+            spec: The specification that is changed.
+            number: The number of this version.
+        """
         return spec.model_copy(
             update={
                 "code": self.code,
@@ -127,8 +132,8 @@ class CodeVersion(Model):
 class UpdateRequest(Model):
     """A request for an update, by the command or by a signal that is typed by hand.
 
-    One of ``code``, ``git`` and ``version`` names the code; without them it is the code that runs, e.g. with other
-    arguments. Relative paths are refused, since it is not known to what they are relative.
+    ``code``, ``git`` or ``version`` names the code; without them the running code stays, e.g. with other arguments.
+    Relative paths are refused, since workers do not know the folder to which they are relative.
     """
 
     operator: str = "unknown"
@@ -138,7 +143,7 @@ class UpdateRequest(Model):
     git: str = ""
     """Revision in the git repository of ``code``, or else of the folder from which the running version came."""
     version: int = 0
-    """Number of a version that the job has, 0: none."""
+    """Number of a version that the job has; 0: none is named."""
     script: str = ""
     """Path relative to the folder; empty: unchanged."""
     args: list[str] | None = None
@@ -149,9 +154,9 @@ class UpdateRequest(Model):
     window_h: float = Field(24.0, gt=0, le=24 * 365)
     """Time after which a lazy update is forced, hours (ByteRobust, section 6.1)."""
     cancel: int = 0
-    """Number of a version that has to be withdrawn; 0: none."""
+    """Number of a version to withdraw; 0: none."""
     rollback: bool = False
-    """The running version is suspect: go back to ``version``, or else to the last steady one."""
+    """The running version is suspect: roll back to ``version``, or to the last steady one if ``version`` is 0."""
     made: CodeVersion | None = None
     """The version that the command has already put into the store; None: a worker makes it."""
 
@@ -159,7 +164,7 @@ class UpdateRequest(Model):
     def problem(self) -> str:
         """Why the request makes no sense; empty: it does."""
         if sum(map(bool, (self.code and not self.git, self.git, self.version, self.cancel))) > 1:
-            return "code, git, version and cancel exclude each other (code beside git is where its repository is)"
+            return "code, git, version and cancel exclude each other (except code with git: it names the repository)"
         if self.code and not self.code.startswith("/"):
             return f"code is {self.code!r}: give the absolute path of a folder"
         if self.rollback and (self.code or self.git or self.cancel):
@@ -200,10 +205,10 @@ class JobVersion(Model):
     began_ns: int = 0
     """When it was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """Its steps, the last ones: generation that launched it, completed steps at its begin, and at its end (-1: it
-    runs). Steps of a script that does not number them are -1."""
+    """Its last launches: generation, completed steps at the begin, and at the end (-1: it still runs). The steps of a
+    script that does not number them are -1."""
     steady: bool = False
-    """It made steady progress: a rollback goes to it."""
+    """It made steady progress, so a rollback may go to it."""
     proven: bool = False
     """It survived its first steps, so a later failure does not blame it at once. A steady version is proven too."""
     failed: int = 0
@@ -225,7 +230,7 @@ class JobVersion(Model):
         """A copy that may be shown and kept: without the values of variables that look like secrets.
 
         Args:
-            patterns: Patterns of the names of such variables; a job has its own (``JobSpec.redact``).
+            patterns: Patterns of the names of such variables, e.g. ``JobSpec.redact``.
         """
 
         def asked(request: UpdateRequest | None) -> UpdateRequest | None:
@@ -255,8 +260,8 @@ def read_update(raw: Any = None, *more: Any) -> UpdateRequest:
         raise ValueError(f"{str(raw)[:80]!r}: send one object, e.g. {example}")
     if unknown := sorted(set(raw) - set(UpdateRequest.model_fields)):
         names = ", ".join(map(repr, unknown[:4]))
-        known = ", ".join(name for name in UpdateRequest.model_fields if name != "made")  # which nobody types
-        raise ValueError(f"{names}: there is no such field; there are {known}")
+        fields = ", ".join(name for name in UpdateRequest.model_fields if name != "made")  # only commands set it
+        raise ValueError(f"{names}: there is no such field; there are {fields}")
     try:
         request = UpdateRequest.model_validate(raw)
     except ValidationError as error:

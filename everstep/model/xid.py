@@ -1,10 +1,10 @@
-"""What NVIDIA's drivers report by number: the Xid of a GPU, the SXid of an NVSwitch.
+"""The meanings of the error numbers of NVIDIA's drivers: the Xid of a GPU and the SXid of an NVSwitch.
 
-This table is the only one: the inspection of the kernel log and the classifier of logs both read it. Its sources are
-NVIDIA's Xid catalogue of 2025-10 (immediate and investigatory action), what DCGM 4.6 counts as devastating, and what
-NVIDIA's Kubernetes device plugin counts as an application's error. Where they contradict each other, the owner is
-unknown, or a comment says what was chosen. An Xid 63 or 94 does not make the machine useless by itself: the catalogue
-says to continue until the next reset, and to restart the application.
+The inspection of the kernel log and the classifier of logs both use this table. Its sources are NVIDIA's Xid catalogue
+of 2025-10 (immediate and investigatory action), the errors that DCGM 4.6 counts as devastating, and those that NVIDIA's
+Kubernetes device plugin blames on the application. Where they contradict each other, the owner is unknown, or a comment
+states the choice. After an Xid 63 or 94 the machine is still usable: the catalogue recommends to continue until the
+next reset, and to restart the application.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_ENTRY = "the catalogue of 2025-10 has no entry"
 
 
 class XidKind(Enum):
-    """What an Xid is a sign of. The classifier has one rule for each kind, and the value's first part is its code."""
+    """The kinds of causes of an Xid. The classifier has one rule for each kind, named by the value's first part."""
 
     OFF_THE_BUS = ("xid-off-the-bus", Owner.MACHINE, Health.FAULTY, True)
     """The GPU does not answer on PCIe."""
@@ -34,11 +34,11 @@ class XidKind(Enum):
     BROKEN = ("xid-gpu-broken", Owner.MACHINE, Health.FAULTY, True)
     """The GPU is of no use before it is reset, rebooted or replaced."""
     PROGRAM = ("xid-of-the-program", Owner.CODE, Health.UNKNOWN, False)
-    """The program on the GPU causes it, unless it comes again on the same GPU with other programs."""
+    """The program on the GPU causes it, unless it recurs on the same GPU with other programs."""
     FOLLOWS = ("xid-follows", Owner.UNKNOWN, Health.UNKNOWN, False)
-    """It follows from another event or from the end of a process, and says nothing alone."""
+    """It follows from another event or from the end of a process, and means nothing alone."""
     SOFT = ("xid-soft", Owner.MACHINE, Health.UNKNOWN, False)
-    """A condition of the machine to act on when the job stops, or that counts when it comes often."""
+    """A condition of the machine that needs an action once the job stops, or that matters only if it is frequent."""
     UNCLEAR = ("xid-unclear", Owner.UNKNOWN, Health.UNKNOWN, False)
     """The program, the driver or the GPU may cause it."""
 
@@ -51,7 +51,7 @@ class XidKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One meaning, and the numbers that have it."""
+    """One meaning, and the numbers with this meaning."""
 
     codes: tuple[int, ...]
     means: str
@@ -59,12 +59,12 @@ class Xid:
     remedy: Remedy
     source: str = CATALOGUE
     rest: str = ""
-    """Regular expression, without regard to case: only lines whose text after the number has it are meant."""
+    """Case-insensitive regular expression: the row holds only for lines that match it after the number."""
     suffix: str = ""
-    """Sets the reason code apart from that of other lines with the same number."""
+    """Appended to the reason code, to distinguish it from that of another row with the same number."""
 
     def reason(self, code: int) -> Reason:
-        """What an inspection reports when the driver writes this number."""
+        """The reason that an inspection reports when the driver writes this number."""
         kind, means = self.kind, f"Xid {code}, {self.means}"
         return Reason(f"xid-{code}{self.suffix}", means, kind.owner, self.remedy, kind.verdict, kind.sure, self.source)
 
@@ -72,10 +72,10 @@ class Xid:
 _K, _A = XidKind, Remedy
 _NVLINK5 = tuple(range(144, 151))
 RECOVERY = r" to (?!.*\(None\))"
-"""The driver names a new action other than none."""
+"""Matches a line in which the driver asks for a recovery action."""
 
 TABLE: tuple[Xid, ...] = (
-    # Rows about the rest of a line come before those about the number alone.
+    # Rows with ``rest`` come before the rows of the same numbers without it.
     Xid(_NVLINK5, "fatal NVLink error", _K.LINK, _A.RESET_GPU, rest=r"(?<!Non)(?<!Non-)Fatal", suffix="-fatal"),
     Xid((154,), "the driver asks for a recovery", _K.BROKEN, _A.RESET_GPU, rest=RECOVERY, suffix="-action"),
     Xid((8, 11, 25, 32, 69, 80), "a channel or push buffer failed", _K.PROGRAM, _A.CHECK_CODE),
@@ -135,15 +135,15 @@ REASONS: tuple[Reason, ...] = (
     *(xid.reason(code) for xid in TABLE for code in xid.codes),
     *(UNLISTED, SXID_FATAL, SXID),
 )
-"""All that can be reported of such numbers."""
+"""All reasons that such numbers can give."""
 
 
 def xid_of(code: int, rest: str = "") -> Reason:
-    """What an Xid says.
+    """The reason that an Xid gives.
 
     Args:
-        code: Its number.
-        rest: What the driver wrote after it.
+        code: Number of the Xid.
+        rest: The text that the driver wrote after the number.
     """
     for xid in TABLE:
         if code in xid.codes and re.search(xid.rest, rest, re.IGNORECASE):
@@ -152,7 +152,7 @@ def xid_of(code: int, rest: str = "") -> Reason:
 
 
 def pattern_of(kind: XidKind) -> str:
-    """A regular expression, to be used without regard to case, for lines of this kind that are of no kind before it."""
+    """A case-insensitive regular expression for lines of a kind, if the patterns of earlier kinds did not match."""
     numbers = (
         rf"(?:{'|'.join(map(str, xid.codes))})\b" + (f".*{xid.rest}" if xid.rest else "")
         for xid in TABLE

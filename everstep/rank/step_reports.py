@@ -200,7 +200,7 @@ class ReportFile:
 
         Called once, in the main thread of the rank. The file stays mapped from then on.
         """
-        return end_notice.hold(self._map, _end_of_ring(self.capacity))
+        return end_notice.arm(self._map, _end_of_ring(self.capacity))
 
     def set_pid(self, pid: int) -> None:
         """Say which process this rank is."""

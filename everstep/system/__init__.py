@@ -1,1 +1,1 @@
-"""This computer as Linux shows it: processes, memory, private files, logs on disk. Nothing here knows what a job is."""
+"""Access to this computer through Linux: processes, memory, private files, logs. Nothing here knows what a job is."""

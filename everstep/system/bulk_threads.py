@@ -1,4 +1,4 @@
-"""Threads that move bulk data beside training."""
+"""Scheduling of threads that move much data while a training step runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 
 def yield_the_core() -> None:
-    """When the calling thread wakes, it does not preempt the thread that runs on its core.
+    """Let the calling thread not preempt the thread that runs on its core when it wakes (SCHED_BATCH, sched(7)).
 
-    Called in threads that copy and send. They get the same share of the processor as before; but a step that hands
-    them work goes on instead of losing some milliseconds to them at once, where no core is to spare (SCHED_BATCH,
-    sched(7)). Nothing happens where a container forbids it.
+    Threads that copy and send call this. They keep their share of the processor; but on a machine without an idle core,
+    they no longer interrupt a training step for some milliseconds as soon as it gives them work. Where a container
+    forbids the change, nothing happens.
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,12 +1,12 @@
-"""A snapshot of code as it travels: its digest, and the archive that holds it.
+"""Packs a snapshot of code into an archive, unpacks it, and computes its digest.
 
-The *digest* says which files a snapshot has, and not by whom or when it was packed: sha256 over one line for each file,
-sorted by path, ``<kind> <sha256 of its contents> <path>`` with a NUL at its end. The kind is ``f`` for a file, ``x``
-for one that may be executed, ``l`` for a symbolic link, whose contents are its target. Folders are there for their
-files only. So the same files give the same digest, and an archive is verified by what it holds.
+The *digest* depends only on the files of a snapshot, and not on who packed them or when. It is the sha256 of one line
+for each file, sorted by path: ``<kind> <sha256 of its contents> <path>``, ended by a NUL. The kind is ``f`` for a file,
+``x`` for an executable file and ``l`` for a symbolic link, whose contents are its target. Empty folders do not count.
+A reader verifies an archive by computing the digest of its files.
 
-The archive is a tar file in gzip. A reader trusts nothing in it: paths that leave the folder, devices and
-sizes beyond the bounds are refused.
+The archive is a tar file in gzip. A reader trusts nothing in it: it refuses paths that leave the folder, devices, and
+sizes beyond the bounds.
 
 Standard library only: agents, workers and commands use it.
 """
@@ -29,18 +29,18 @@ from typing import BinaryIO
 from everstep.errors import DamagedCode
 
 MAX_FILES = 20_000
-"""Files of one snapshot."""
+"""The most files of one snapshot."""
 MAX_BYTES = 200_000_000
-"""Size of all files of one snapshot together."""
+"""The most bytes of all files of one snapshot together."""
 MAX_FILE_BYTES = 25_000_000
-"""Size of one file: code is smaller, data belongs elsewhere."""
+"""The most bytes of one file: code is smaller, and data belongs elsewhere."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
-"""What a digest looks like: it names folders and files, so it is looked at before it is used."""
+"""The form of a digest. Digests name folders and files, so a received digest is checked before it is used."""
 LEVEL = 1
-"""Level of gzip: the quickest makes a quarter of Python code, and hardly more than the best."""
+"""Level of gzip. The quickest reduces Python code to a quarter; the best is hardly smaller."""
 PIECE = 1 << 20
 _PACKED_S = 315_532_800
-"""Time of all files, 1980: what a zip file can hold, for tools that put them into one."""
+"""Time of all files: 1980, the first time that a zip file can record, since tools may put the files into one."""
 _FILE_MODES = {"f": 0o444, "x": 0o555}
 
 
@@ -59,23 +59,23 @@ class CodeFile:
 
 def digest_of(files: Iterable[CodeFile]) -> str:
     """The digest of a snapshot, 64 hexadecimal digits."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.path):
-        whole.update(f"{file.kind} {file.sha256} {file.path}\0".encode())
-    return whole.hexdigest()
+        digest.update(f"{file.kind} {file.sha256} {file.path}\0".encode())
+    return digest.hexdigest()
 
 
 def leaves(path: str, target: str) -> bool:
-    """Whether a link at a relative path leads out of its snapshot; absolute ones do."""
+    """Whether a link at a relative path leads out of its snapshot, as every absolute target does."""
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     return target.startswith("/") or inside == ".." or inside.startswith("../")
 
 
 class Packer:
-    """Writes an archive; a context manager. The files come in the order of their paths, for the same bytes each time.
+    """Writes an archive; a context manager. Files added in the order of their paths give the same bytes each time.
 
     Args:
-        output: Where to.
+        output: The file that receives the archive.
     """
 
     def __init__(self, output: BinaryIO) -> None:
@@ -90,7 +90,7 @@ class Packer:
         self._gzip.close()
 
     def add(self, path: str, kind: str, contents: bytes) -> CodeFile:
-        """Append a file, or a link with its target as contents; returns what it is."""
+        """Append a file, or a link with its target as contents; returns its entry."""
         entry = tarfile.TarInfo(path)
         entry.mtime = _PACKED_S
         if kind == "l":
@@ -102,15 +102,15 @@ class Packer:
         return CodeFile(path, kind, hashlib.sha256(contents).hexdigest(), len(contents))
 
 
-def read_archive(source: BinaryIO, take: Callable[[CodeFile, bytes], None] = lambda *_: None) -> list[CodeFile]:
-    """Read an archive to its end; returns the files that it holds, so that :func:`digest_of` says which snapshot it is.
+def read_archive(source: BinaryIO, use: Callable[[CodeFile, bytes], None] = lambda *_: None) -> list[CodeFile]:
+    """Read an archive to its end; returns its files, whose digest (:func:`digest_of`) identifies the snapshot.
 
     Args:
         source: The archive.
-        take: Called with each file and its contents, which it holds in memory one at a time.
+        use: Called with each file and its contents. Only one file at a time is in memory.
 
     Raises:
-        DamagedCode: it is no archive, is cut off, or holds what no snapshot does.
+        DamagedCode: it is not an archive, is cut off, or contains something that a snapshot never does.
     """
     files: list[CodeFile] = []
     seen: set[str] = set()
@@ -118,7 +118,7 @@ def read_archive(source: BinaryIO, take: Callable[[CodeFile, bytes], None] = lam
     try:
         with gzip.GzipFile(fileobj=source, mode="rb") as unzipped:
             bounded = _Bounded(unzipped)
-            tar = tarfile.open(fileobj=bounded, mode="r|")  # noqa: SIM115 - nothing of it is to be closed
+            tar = tarfile.open(fileobj=bounded, mode="r|")  # noqa: SIM115 - there is nothing to close
             for entry in tar:
                 kind, contents = _contents(tar, entry)
                 total += len(contents)
@@ -128,26 +128,26 @@ def read_archive(source: BinaryIO, take: Callable[[CodeFile, bytes], None] = lam
                     raise DamagedCode(f"{entry.name!r} is in the archive twice")
                 seen.add(entry.name)
                 file = CodeFile(entry.name, kind, hashlib.sha256(contents).hexdigest(), len(contents))
-                take(file, contents)
+                use(file, contents)
                 files.append(file)
-            while bounded.read(PIECE):  # to its end, whose checksum is looked at
+            while bounded.read(PIECE):  # gzip verifies its checksum at the end
                 pass
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, ValueError) as error:
-        raise DamagedCode(f"it is no whole archive: {error}") from error
+        raise DamagedCode(f"it is not a complete archive: {error}") from error
     return files
 
 
 def unpack(source: BinaryIO, folder: Path, digest: str) -> list[CodeFile]:
-    """Unpack an archive into a folder that does not exist yet, with files that are not to be written.
+    """Unpack an archive, as read-only files, into a folder that does not exist yet.
 
     Args:
         source: The archive.
-        folder: Is made. Where anything is wrong, what was unpacked is left there, for the caller to remove.
-        digest: What it must hold.
+        folder: The folder to make. After an error it may contain files, which the caller has to remove.
+        digest: The digest that the snapshot must have.
 
     Raises:
-        DamagedCode: it holds something else.
-        OSError: it cannot be written.
+        DamagedCode: the archive is damaged, or its digest differs.
+        OSError: a file cannot be written.
     """
     folder.mkdir(mode=0o700)
     links: list[tuple[Path, str]] = []
@@ -165,18 +165,18 @@ def unpack(source: BinaryIO, folder: Path, digest: str) -> list[CodeFile]:
 
     try:
         files = read_archive(source, write)
-        for path, target in links:  # at the end: nothing is written through one of them
+        for path, target in links:  # made last, so that no file is written through a link
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCode(f"a file of the archive lies within another one: {error}") from error
-    if (found := digest_of(files)) != digest:
-        raise DamagedCode(f"the archive holds {found[:12]} and not {digest[:12]}")
+    if (actual := digest_of(files)) != digest:
+        raise DamagedCode(f"the archive holds {actual[:12]} and not {digest[:12]}")
     return files
 
 
 class _Bounded(io.RawIOBase):
-    """What is unzipped, up to what an archive of the largest snapshot takes: headers need at most 3 KiB a file."""
+    """The unzipped bytes, limited to those of the largest snapshot: a file's headers take at most 3 KiB."""
 
     _MOST = MAX_BYTES + MAX_FILES * 4096
 
@@ -196,7 +196,7 @@ class _Bounded(io.RawIOBase):
 
 def _contents(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tuple[str, bytes]:
     """Kind and contents of an entry."""
-    entry.name.encode()  # what is no text ends in an error here
+    entry.name.encode()  # raises an error if the name is not text
     parts = entry.name.split("/")
     if not entry.name or entry.name.startswith("/") or {"", ".", ".."} & set(parts):
         raise DamagedCode(f"{entry.name!r} is no path within a snapshot")

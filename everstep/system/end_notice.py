@@ -1,12 +1,13 @@
-"""A word in shared memory by which the kernel tells that a process begins to end.
+"""Notices that a process begins to end, before the kernel has freed its memory.
 
-A parent, and a pidfd, hear of a process only once all its memory was given back: some ten milliseconds for a small
-one, minutes for a rank with hundreds of GB. Before that the kernel goes through the *robust* mutexes that the ending
-thread holds, marks each as left by its owner and wakes what waits for it. So a rank's main thread takes one in memory
-that it shares with its agent, and never gives it back.
+The parent of a process, or the owner of its pidfd, is notified only after the kernel has freed all its memory. That
+takes some ten milliseconds for a small process, and minutes for a rank with hundreds of GB. Before it frees memory, the
+kernel goes through the *robust* mutexes that the ending thread has locked, marks each as left by its owner and wakes
+the threads that wait for it. So the main thread of a rank locks such a mutex, in memory that it shares with its agent,
+and never unlocks it.
 
-What is waited for is the mutex's first word, as futex(2) has it: the owner's thread id, and two bits. A waiting thread
-only reads, so that an agent that is killed leaves nothing in the way of the next.
+The agent waits for a change of the mutex's first word (futex(2)), which holds the thread id of the owner and two bits.
+A waiting thread only reads, so an agent that is killed does not disturb the next agent.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import platform
 import threading
 
 ROOM = 64
-"""Bytes for a mutex of the C library: 40 on x86-64, 48 on arm64."""
+"""Bytes that are reserved for a mutex of the C library, which has 40 on x86-64 and 48 on arm64."""
 OWNER_DIED, HAS_WAITERS, OWNER = 0x40000000, 0x80000000, 0x3FFFFFFF
 """Bits of the word: the owner ended; the kernel has to wake a thread; the owner's thread id."""
-LOOK_S = 5
-"""A waiting thread checks this often whether it still has to wait, seconds; an end wakes it at once."""
+CHECK_S = 5
+"""A waiting thread checks this often whether it was dropped, seconds; the end of the owner wakes it at once."""
 
 _PROCESS_SHARED, _ROBUST = 1, 1
 _WAIT, _WAKE, _ALL = 0, 1, 1 << 30
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-"""Number of the system call; None: on another kind of processor nothing is told early."""
-_GO_ON = {errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT}
+"""Number of the system call; None: this kind of processor is not supported."""
+_WAIT_AGAIN = {errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,15 +37,15 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def hold(memory: mmap.mmap, at: int) -> bool:
-    """Take the mutex at a place of shared memory that is all 0, in the main thread, until this process ends.
+def arm(memory: mmap.mmap, at: int) -> bool:
+    """Lock a mutex in shared memory until this process ends. The main thread has to call this.
 
     Args:
-        memory: It stays mapped from now on: the kernel looks there last.
-        at: Where, a multiple of 8; ``ROOM`` bytes are used.
+        memory: The shared memory. It stays mapped from now on, since the kernel reads the mutex when the process ends.
+        at: Offset of the mutex, a multiple of 8; the ``ROOM`` bytes there must be 0.
 
     Returns:
-        False where this system cannot do it: the end is heard of once the process is gone.
+        False where this system cannot do it: then the end is noticed only once the process is gone.
     """
     word = _word(memory, at)
     address = ctypes.c_void_p(ctypes.addressof(word))
@@ -60,30 +61,30 @@ def hold(memory: mmap.mmap, at: int) -> bool:
     if failed or word.value & OWNER != threading.get_native_id():
         return False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-    word.value |= HAS_WAITERS  # the kernel writes here only once this thread ends, and nothing else does
-    _libc.syscall(_FUTEX, address, _WAKE, _ALL)  # threads that wait already, for a word that was 0
+    word.value |= HAS_WAITERS  # no race: only this thread, and the kernel at its end, write to the word
+    _libc.syscall(_FUTEX, address, _WAKE, _ALL)  # wakes threads that already wait for a word of 0
     return True
 
 
 class EndNotice:
-    """Waits for the end of the thread that owns such a mutex.
+    """Waits for the end of the thread that locked such a mutex with ``arm``.
 
     Args:
-        descriptor: An open file that has the word; it may be closed afterwards.
-        at: Where.
+        descriptor: The open file of the shared memory; the caller may close it afterwards.
+        at: Offset of the mutex.
     """
 
     def __init__(self, descriptor: int, at: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
         self._at = at
         self.dropped = False
-        """Nothing waits for it any more."""
+        """Set by another thread to end the wait."""
 
     def wait(self) -> bool:
-        """Wait until the owner begins to end, then unmap the word; once, in a thread of its own.
+        """Wait until the owner begins to end, then unmap the memory. It is called once, in a thread of its own.
 
         Returns:
-            False where it was dropped, or this system cannot tell.
+            False if the wait was dropped, or if this system does not support such mutexes.
         """
         word = _word(self._memory, self._at)
         try:
@@ -93,13 +94,13 @@ class EndNotice:
             self._memory.close()
 
     def _wait(self, word: ctypes.c_uint32) -> bool:
-        address, patience = ctypes.c_void_p(ctypes.addressof(word)), ctypes.byref(_Timespec(LOOK_S, 0))
+        address, patience = ctypes.c_void_p(ctypes.addressof(word)), ctypes.byref(_Timespec(CHECK_S, 0))
         while not self.dropped:
-            now = word.value
-            if now & OWNER_DIED:
+            value = word.value
+            if value & OWNER_DIED:
                 return True
-            failed = _libc.syscall(_FUTEX, address, _WAIT, ctypes.c_uint32(now), patience)
-            if failed and ctypes.get_errno() not in _GO_ON:
+            failed = _libc.syscall(_FUTEX, address, _WAIT, ctypes.c_uint32(value), patience)
+            if failed and ctypes.get_errno() not in _WAIT_AGAIN:
                 return False
         return False
 

@@ -1,4 +1,4 @@
-"""Logs as they lie on disk: files, folders of files, compressed ones, standard input."""
+"""Reads logs from files, folders, gzip files and standard input."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from everstep.system import procfs
 PIECE = 1 << 20
 """Bytes that are read at once."""
 STANDARD_INPUT = "-"
-HANDED = ("/dev/fd/", f"{procfs.PROC}/self/fd/", "/dev/stdin")
-"""Pipes that a shell has opened, as for ``<(…)``: another program writes them."""
+SHELL_PIPES = ("/dev/fd/", f"{procfs.PROC}/self/fd/", "/dev/stdin")
+"""Beginnings of the names of pipes that a shell has opened, e.g. for ``<(…)``: another program writes to them."""
 GZIP = b"\x1f\x8b"
 
 
-def log_files(given: list[str]) -> list[str]:
-    """The logs that are meant: files and ``-`` as they are, of folders all files in them, by name.
+def log_files(names: list[str]) -> list[str]:
+    """The logs of a command line: each file and ``-`` itself, and all files of each folder, sorted by name.
 
     Raises:
-        ConfigError: nothing was given, something does not exist or is no file, or a folder has no file.
+        ConfigError: there is no name, a name is neither file nor folder, or a folder has no file.
     """
-    if not given:
+    if not names:
         raise ConfigError("no log is given: name files or folders, or - for standard input")
-    found: list[str] = []
-    for name in given:
+    logs: list[str] = []
+    for name in names:
         path = Path(name)
-        if name == STANDARD_INPUT or path.is_file() or (name.startswith(HANDED) and path.is_fifo()):
-            found.append(name)
+        if name == STANDARD_INPUT or path.is_file() or (name.startswith(SHELL_PIPES) and path.is_fifo()):
+            logs.append(name)
         elif path.is_dir():
             inside = sorted(str(inner) for inner in path.rglob("*") if stat.S_ISREG(inner.lstat().st_mode))
             if not inside:
                 raise ConfigError(f"the folder {name} has no files: name one that has logs")
-            found += inside
-        elif path.exists():  # opening a pipe waits for its writer, a device may have no end
-            raise ConfigError(f"{name} is no regular file: give its lines to standard input: - < {quote(name)}")
+            logs += inside
+        elif path.exists():  # opening a pipe would wait for its writer, and a device may have no end
+            raise ConfigError(f"{name} is not a regular file: pass it as standard input: - < {quote(name)}")
         else:
             raise ConfigError(f"there is no file or folder {name}: name logs, or - for standard input")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(logs))
 
 
 def pieces(name: str) -> Iterator[bytes]:
-    """The bytes of a log, unpacked where it is a gzip file; one that was cut off is read as far as it goes.
+    """The bytes of a log. A gzip file is unpacked; if it is cut off, its beginning is returned.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if name == STANDARD_INPUT:
         while data := sys.stdin.buffer.read(PIECE):

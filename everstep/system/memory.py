@@ -1,4 +1,4 @@
-"""How much memory and shared memory there is to be had on this machine."""
+"""How much memory and shared memory is available on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def free(path: Path) -> int:
-    """Free bytes of the file system of a folder; 0 when there is none."""
+    """Free bytes of the file system of a folder; 0: there is no such folder."""
     try:
         space = os.statvfs(path)
     except OSError:
@@ -21,9 +21,10 @@ def free(path: Path) -> int:
 
 
 def memory_available() -> int:
-    """Memory that may still be used: of the machine, or of the cgroup of this process or one above, whichever is less.
+    """Bytes that this process may still use: the least of what the machine has left and what each of its cgroups has.
 
-    Shared memory counts against the cgroup of the process that touches it first; beyond the limit the kernel kills.
+    Shared memory counts against the cgroup of the process that touches it first. Beyond the limit of a cgroup, the
+    kernel kills processes.
     """
     return min([meminfo(PROC).get("MemAvailable", 0), *_left_in_cgroups()])
 
@@ -32,7 +33,7 @@ def _left_in_cgroups() -> list[int]:
     left = []
     for folder, limit, usage in _limited():
         with contextlib.suppress(OSError, ValueError):
-            # What was read from files and is not in use is given back before anybody is killed.
+            # The kernel frees unused copies of files before it kills a process.
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             cache = int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
             used = int((folder / usage).read_text())
@@ -41,24 +42,20 @@ def _left_in_cgroups() -> list[int]:
 
 
 def _limited() -> list[tuple[Path, str, str]]:
-    """The cgroups of this process, from its own to the root, of version 2 and 1."""
-    found = []
+    """The cgroups of this process, from its own to the root: folder, file with the limit, file with the usage."""
+    limited = []
     for controllers, name in cgroups(PROC):
         own = Path(name.lstrip("/"))
         for relative in (own, *own.parents):
             if not controllers:
-                found.append((CGROUPS / relative, "memory.max", "memory.current"))
+                limited.append((CGROUPS / relative, "memory.max", "memory.current"))
             elif "memory" in controllers:
-                found.append((CGROUPS / "memory" / relative, "memory.limit_in_bytes", "memory.usage_in_bytes"))
-    return found
+                limited.append((CGROUPS / "memory" / relative, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    return limited
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed in the cgroup of this process, for its memory was used up.
-
-    Returns:
-        None: the kernel does not count that here.
-    """
+    """How many processes of this process's cgroup the kernel has killed for lack of memory; None: it is not counted."""
     for folder, _, _ in _limited():
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError, ValueError):

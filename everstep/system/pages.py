@@ -1,7 +1,7 @@
-"""Pages of mapped memory, made present before a thread has to wait for them.
+"""Makes pages of mapped memory present before a thread has to wait for them.
 
-A page that is touched for the first time costs a fault, 1.3 µs on the machine
-of docs/benchmarks/README.md; asked for in one call, many of them cost 0.3 µs each.
+The first access to a page costs a fault, 1.3 µs on the machine of docs/benchmarks/README.md. A call that makes many
+pages present costs 0.3 µs for each.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import mmap
 READ, WRITE = 22, 23
 """MADV_POPULATE_READ and MADV_POPULATE_WRITE, from Linux 5.14 on."""
 STRIDE = 2 << 20
-"""Bytes made present in one call: some hundred µs, so that the lock of the address space is not held long."""
+"""Bytes to make present in one call. It lasts some hundred µs, so that the address space is not locked for long."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def populate(address: int, length: int, how: int) -> bool:
-    """Make pages present; other threads run meanwhile.
+    """Make all pages of a range present; other threads run meanwhile.
 
     Args:
-        address: Anywhere in mapped memory; whole pages are taken.
-        length: Bytes; what lies behind them on the last page is taken too.
-        how: ``READ``, or ``WRITE`` for pages that are written to next. Neither changes what is in them.
+        address: Begin of the range, anywhere in mapped memory.
+        length: Bytes of the range.
+        how: ``READ``, or ``WRITE`` for pages that will be written to. Neither changes their contents.
 
     Returns:
-        Whether it was done: a kernel that cannot leaves it to the faults.
+        Whether it was done. A kernel that cannot do it makes each page present at its first access.
     """
     start = address - address % mmap.PAGESIZE
     return not _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + length - start), how)

@@ -1,8 +1,8 @@
-"""Folders and files that only their user may look into: shared memory, state of agents, local clusters.
+"""Folders and files that only their user can access: shared memory, state of agents, local clusters.
 
-``/dev/shm`` and ``/tmp`` belong to all users, so a name there may be taken before us, by a folder or link of somebody
-who waits for us to write into it. A folder is *private* when it is a real folder of ours, mode 0700, and nobody else
-can put another one in its place. In a private folder nothing can be planted.
+``/dev/shm`` and ``/tmp`` belong to all users. So another user could create a folder or link there under a name that we
+use, and wait for us to write into it. A folder is *private* when it is a real folder of ours, has mode 0700, and no
+other user can replace it. Then no other user can put files into it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_folder(path: Path) -> Path:
-    """Make a private folder, with what is missing above it, or check that it is one; returns its absolute path.
+    """Make a private folder and its missing parents, or check that an existing folder is private.
 
     A folder of ours that others can only read is closed to them.
 
+    Returns:
+        Its absolute path.
+
     Raises:
-        ConfigError: it is a link or no folder, belongs to another user, is writable for others, or another user could
-            put another folder in its place; the message says what to do.
+        ConfigError: it is a link or not a folder, belongs to another user, is writable for others, or another user
+            could replace it; the message says what to do.
         OSError: it cannot be made.
     """
-    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that somebody planted
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link of another user
     for parent in reversed(path.parents):
         _check_parent(parent, _made(parent), path)
     status = _made(path)
@@ -42,25 +45,26 @@ def make_folder(path: Path) -> Path:
 
 
 def check_tree(folder: Path, spared: Container[str] = (), *, by_programs: bool = False) -> None:
-    """Check all that lies in a private folder: ours, no links, no folder that others can write to.
+    """Check that everything in a private folder is ours, that there are no links, and no folder is writable for others.
 
-    It is what an agent finds when it starts: left by an earlier one, or by somebody else while the folder was open.
+    An agent calls this when it starts. The files may be those of an earlier agent, or another user may have put them
+    there while the folder was open to others.
 
     Args:
         folder: A private folder.
-        spared: Names in it that may be anything.
-        by_programs: Programs of ours made what is there: links that are ours may be, and folders that their umask left
-            open are closed.
+        spared: Names in it that are not checked.
+        by_programs: Our own programs may have made links and folders there: our links are accepted, and folders that
+            are open to others are closed.
 
     Raises:
-        ConfigError: something is not; the message names it and says what to do.
+        ConfigError: a file or folder fails the check; the message names it and says what to do.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name in spared:
                 continue
             path = Path(entry.path)
-            with suppress(FileNotFoundError):  # a rank that lives renames and removes
+            with suppress(FileNotFoundError):  # a running rank renames and removes files
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     _check_own(path, status, open_too=by_programs)
@@ -68,15 +72,15 @@ def check_tree(folder: Path, spared: Container[str] = (), *, by_programs: bool =
                         _close_to_others(path, open_too=by_programs)
                     check_tree(path, by_programs=by_programs)
                 elif (link := stat.S_ISLNK(status.st_mode) and not by_programs) or status.st_uid != os.geteuid():
-                    what = "is a link" if link else f"belongs to user {_name(status.st_uid)}"
+                    problem = "is a link" if link else f"belongs to user {_name(status.st_uid)}"
                     raise ConfigError(
-                        f"{path} {what}, and somebody else may have put it there: "
-                        f"look at what it is, and remove it, or name another folder than {folder}"
+                        f"{path} {problem}, and another user may have put it there: "
+                        f"check what it is and remove it, or name another folder than {folder}"
                     )
 
 
 def open_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file that is ours: mode 0600 when it is made, and no link is followed. An ``opener`` for ``open``.
+    """Open a private file; an ``opener`` for ``open``. A new file has mode 0600, and links are not followed.
 
     Raises:
         OSError: ELOOP when it is a link.
@@ -85,11 +89,11 @@ def open_file(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def replace(path: Path, contents: str | bytes, *, lasting: bool = False) -> None:
-    """Replace a file, mode 0600; a reader sees the old contents or the new ones.
+    """Replace a file, with mode 0600; a reader sees either the old contents or the new ones.
 
     Args:
-        path: The file; ``<name>.new`` beside it is used meanwhile.
-        contents: Text is written as UTF-8.
+        path: The file. The contents are first written to ``<name>.new`` beside it.
+        contents: The new contents; text is written as UTF-8.
         lasting: Wait until the contents are on the disk.
     """
     fresh = path.with_name(path.name + ".new")
@@ -102,11 +106,11 @@ def replace(path: Path, contents: str | bytes, *, lasting: bool = False) -> None
 
 
 def _made(path: Path) -> os.stat_result:
-    """What is there, made when nothing is."""
+    """The status of a path; a folder is made if there is nothing."""
     try:
         return path.lstat()
     except FileNotFoundError:
-        with suppress(FileExistsError):  # another process was quicker; what it made is checked too
+        with suppress(FileExistsError):  # another process made it first; the caller checks it too
             path.mkdir(mode=0o700)
         return path.lstat()
 
@@ -114,10 +118,10 @@ def _made(path: Path) -> os.stat_result:
 def _check_own(path: Path, status: os.stat_result, *, open_too: bool = False) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
-            f"{path} is a link: whoever made it decides where we write. Remove it, or name the folder itself"
+            f"{path} is a link, and its owner decides where we write: remove it, or name the folder itself"
         )
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{path} is no folder: remove it, or name another one")
+        raise ConfigError(f"{path} is not a folder: remove it, or name another path")
     if status.st_uid != os.geteuid():
         raise ConfigError(
             f"{path} belongs to user {_name(status.st_uid)}, and we are {_name(os.geteuid())}: "
@@ -126,12 +130,12 @@ def _check_own(path: Path, status: os.stat_result, *, open_too: bool = False) ->
     if status.st_mode & OTHERS_WRITE and not open_too:
         raise ConfigError(
             f"{path} is writable for other users (mode {stat.S_IMODE(status.st_mode):04o}), who may have put something "
-            f"into it: remove it, or see that all in it is yours and 'chmod 700 {path}'"
+            f"into it: remove it, or make sure that everything in it is yours and run 'chmod 700 {path}'"
         )
 
 
 def _check_parent(parent: Path, status: os.stat_result, path: Path) -> None:
-    """Whoever may rename in a parent may put another folder in a private one's place."""
+    """Check that no other user can rename entries of a parent folder, and so replace the private folder."""
     if not _is_trusted(status.st_uid):
         raise ConfigError(
             f"{parent}, above {path}, belongs to user {_name(status.st_uid)}, who could put other files there: "
@@ -161,14 +165,14 @@ def _close_to_others(path: Path, *, open_too: bool = False) -> None:
 
 
 def _is_trusted(user: int) -> bool:
-    """Root and ourselves; and, where a container does not show who root is, the owner of the system's folders."""
+    """Whether a user is root or ourselves, or owns the system's folders in a container that does not map root."""
     if user in {0, os.geteuid()}:
         return True
     return user == procfs.owner_of_hidden_files()
 
 
 def _name(uid: int) -> str:
-    """A user for people."""
+    """A user as text for people."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
     except KeyError:

@@ -29,7 +29,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 class ProcessInfo(NamedTuple):
     """One process, or one thread.
 
-    A process id is used again by the kernel; with the start time it names one process for good.
+    The kernel uses process ids again; process id and start time together identify a process.
     """
 
     pid: int
@@ -38,20 +38,20 @@ class ProcessInfo(NamedTuple):
     """One letter: ``R`` runs, ``D`` waits in the kernel, ``T`` is stopped, ``Z`` is a zombie."""
     parent: int
     session: int
-    """Process id of its session's leader."""
+    """Process id of the leader of its session."""
     start: int
-    """Clock ticks from boot to its start."""
+    """Its start time, clock ticks since boot."""
     threads: int = 1
     flags: int = 0
     exit_status: int = 0
-    """As ``waitpid`` has it; 0 before the process begins to end."""
+    """The status that ``waitpid`` returns; 0 before the process begins to end."""
     cpu_s: float = 0.0
     """CPU time of all its threads since it began."""
     resident_bytes: int = 0
 
     @property
     def lives(self) -> bool:
-        """Whether it still runs. A zombie does not, unless threads other than its first one still run."""
+        """Whether it still runs. A zombie runs only if threads other than its first one do."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
@@ -64,7 +64,7 @@ class ProcessInfo(NamedTuple):
 
 
 def process_of(pid: int, proc: Path = PROC) -> ProcessInfo | None:
-    """The process with this id now, which may be a zombie; None: there is none."""
+    """The process that now has an id; it may be a zombie. None: there is no such process."""
     return _read(proc / str(pid))
 
 
@@ -86,12 +86,12 @@ def processes() -> Iterator[ProcessInfo]:
 
 
 def living() -> Iterator[ProcessInfo]:
-    """All processes but zombies."""
+    """All processes except zombies."""
     return (process for process in processes() if process.lives)
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether the process that started then still runs (a zombie does not)."""
+    """Whether the process with this id and start time still runs, and is not a zombie."""
     process = process_of(pid)
     return process is not None and process.start == start and process.lives
 
@@ -103,7 +103,7 @@ def start_ticks(pid: int) -> int:
 
 
 def state_of(pid: int, start: int) -> str:
-    """State of the process that started then, one letter; empty: it is gone."""
+    """One-letter state of the process with this id and start time; empty: it is gone."""
     process = process_of(pid)
     return process.state if process is not None and process.start == start else ""
 
@@ -134,18 +134,17 @@ def has_mapped(pid: int, path: Path) -> bool:
 
 
 def open_files(pid: int) -> dict[int, str]:
-    """Descriptor → what it is open for, of a process; none when they cannot be read."""
-    found = {}
+    """The open files of a process, by descriptor; empty when they cannot be read."""
+    files = {}
     with suppress(OSError):
         for entry in (PROC / str(pid) / "fd").iterdir():
             with suppress(OSError):  # closed meanwhile
-                found[int(entry.name)] = str(entry.readlink())
-    return found
+                files[int(entry.name)] = str(entry.readlink())
+    return files
 
 
 def main_thread_s(pid: int) -> tuple[float, float] | None:
-    """How long the first thread of a process had a CPU since it began, and how long it could have run and had none, in
-    seconds; None: that cannot be read."""
+    """CPU time of the first thread of a process, and the time it waited for a CPU, seconds; None: not readable."""
     try:
         had_ns, waited_ns, _ = (PROC / str(pid) / "schedstat").read_bytes().split()
         return int(had_ns) / 1e9, int(waited_ns) / 1e9
@@ -154,7 +153,7 @@ def main_thread_s(pid: int) -> tuple[float, float] | None:
 
 
 def io_bytes(pid: int) -> int:
-    """Bytes that a process has read and written, of whatever kind; -1: that cannot be read."""
+    """Bytes that a process has read and written in all; -1: the number cannot be read."""
     try:
         lines = (PROC / str(pid) / "io").read_bytes().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
@@ -163,16 +162,16 @@ def io_bytes(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file backs, and so is its own; 0: that cannot be read."""
+    """Bytes of a process's memory that belong to no file; 0: the number cannot be read."""
     return int(_status(PROC / str(pid)).get(b"RssAnon", b"0").split()[0]) * 1024
 
 
 def voluntary_switches(pid: int, spared: tuple[bytes, ...]) -> int:
-    """How often the threads of a process waited for something and resumed.
+    """How often the threads of a process gave up their CPU to wait for something.
 
     Args:
-        pid: Of the process.
-        spared: Beginnings of the names of threads, other than the first, that are left out.
+        pid: The id of the process.
+        spared: Threads whose names begin so are left out, except the first thread.
     """
     total = 0
     with suppress(OSError):
@@ -187,48 +186,48 @@ def voluntary_switches(pid: int, spared: tuple[bytes, ...]) -> int:
 
 
 def set_own_name(name: str) -> None:
-    """Name this process as lists of processes show it, in at most 15 bytes."""
+    """Set the name of this process in lists of processes, at most 15 bytes."""
     (PROC / "self/comm").write_text(name)
 
 
 def own_descriptors() -> set[int]:
-    """Numbers of this process's open files."""
-    found = set()
+    """Descriptors of this process's open files."""
+    descriptors = set()
     for number in [int(entry.name) for entry in (PROC / "self/fd").iterdir()]:
-        with suppress(OSError):  # the one through which they were listed
+        with suppress(OSError):  # the descriptor that listed them is closed
             os.fstat(number)
-            found.add(number)
-    return found
+            descriptors.add(number)
+    return descriptors
 
 
 def own_arguments() -> tuple[int, int]:
-    """Where the command line of this process begins and ends in memory: others are shown what is written there."""
+    """Addresses of the begin and the end of this process's command line, which lists of processes show."""
     fields = _fields((PROC / "self/stat").read_bytes())
     return int(fields[45]), int(fields[46])
 
 
 def of_descriptor(descriptor: int) -> Path:
-    """A short path of a file or folder that this process has open."""
+    """A short path to a file or folder that this process has open."""
     return PROC / f"self/fd/{descriptor}"
 
 
 def network_namespace() -> Path:
-    """The network namespace that this thread is in, as a file: its inode says which, and opening it keeps it."""
+    """The file of this thread's network namespace. Its inode identifies the namespace; an open file keeps it alive."""
     return PROC / "thread-self/ns/net"
 
 
 def cgroups(proc: Path = PROC) -> list[tuple[list[str], str]]:
-    """The cgroups of this process: controllers, none for version 2, and name; nothing when they cannot be read."""
-    found = []
+    """The cgroups of this process, each with its controllers (none in version 2) and its name; empty: not readable."""
+    groups = []
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, name = line.split(":", 2)
-            found.append(([part for part in controllers.split(",") if part], name))
-    return found
+            groups.append(([part for part in controllers.split(",") if part], name))
+    return groups
 
 
 def owner_of_hidden_files() -> int | None:
-    """The user id that files of root seem to have in a container that does not map root; None: all users are mapped."""
+    """The user id that root's files show in a container that does not map root; None: all users are mapped."""
     with suppress(OSError, ValueError):
         _, outside, count = map(int, (PROC / "self/uid_map").read_text().split()[:3])
         if (outside, count) != (0, 2**32 - 1):
@@ -240,7 +239,7 @@ def owner_of_hidden_files() -> int | None:
 
 
 def boot_id() -> str:
-    """An id of this start of the kernel: start times and process ids of another start mean nothing."""
+    """The id of this boot. Start times and process ids of another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -248,28 +247,28 @@ def meminfo(proc: Path = PROC) -> dict[str, int]:
     """The kernel's table of memory, in bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the table cannot be read.
     """
     rows = (line.split() for line in (proc / "meminfo").read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
 
 
-def pressure(what: str, proc: Path = PROC) -> dict[str, float]:
-    """How long processes had to wait for a resource, in per cent of the time, e.g. ``some avg60``.
+def pressure(resource: str, proc: Path = PROC) -> dict[str, float]:
+    """How long processes had to wait for a resource (pressure stall information).
 
     Args:
-        what: ``cpu``, ``memory`` or ``io``.
+        resource: ``cpu``, ``memory`` or ``io``.
         proc: The folder /proc.
 
     Returns:
-        Nothing where the kernel does not say.
+        Percent of the time by measure, e.g. ``some avg60``; empty where the kernel does not measure it.
     """
-    found: dict[str, float] = {}
+    waits: dict[str, float] = {}
     with suppress(OSError, ValueError):
-        for line in (proc / "pressure" / what).read_text().splitlines():
+        for line in (proc / "pressure" / resource).read_text().splitlines():
             kind, *fields = line.split()
-            found |= {f"{kind} {name}": float(value) for name, _, value in (field.partition("=") for field in fields)}
-    return found
+            waits |= {f"{kind} {name}": float(value) for name, _, value in (field.partition("=") for field in fields)}
+    return waits
 
 
 class Mount(NamedTuple):
@@ -282,26 +281,26 @@ class Mount(NamedTuple):
 
 
 def mounts(proc: Path = PROC) -> dict[str, Mount]:
-    """What is mounted now, by mount point; of several on one point the last.
+    """The mounted file systems by mount point; the last one where several are mounted on one point.
 
     Raises:
         OSError: the table cannot be read.
     """
-    found = {}
+    mounted = {}
     for line in (proc / "self/mountinfo").read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
         fields, (kind, source, options) = before.split(), after.split(b" ", 2)
         point = _unescaped(fields[4])
         writable = b"rw" in fields[5].split(b",") and b"rw" in options.split(b",")
-        found[point] = Mount(point, _unescaped(kind), _unescaped(source), writable)
-    return found
+        mounted[point] = Mount(point, _unescaped(kind), _unescaped(source), writable)
+    return mounted
 
 
 def network_counters(protocol: str, proc: Path = PROC) -> dict[str, float]:
-    """The kernel's counters of a protocol, e.g. ``Tcp``, in this network namespace; none when it has none.
+    """The kernel's counters of a protocol, e.g. ``Tcp``, in this network namespace; empty: it has none.
 
     Raises:
-        OSError: they cannot be read.
+        OSError: the counters cannot be read.
     """
     rows = [
         line.split()[1:] for line in (proc / "net/snmp").read_text().splitlines() if line.startswith(f"{protocol}:")
@@ -313,7 +312,7 @@ def network_counters(protocol: str, proc: Path = PROC) -> dict[str, float]:
 
 
 def processor_model(proc: Path = PROC) -> str:
-    """Model of the processors; empty: the kernel does not say."""
+    """Model of the processors; empty: not known."""
     with suppress(OSError):
         for line in (proc / "cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -322,23 +321,23 @@ def processor_model(proc: Path = PROC) -> str:
 
 
 def nvidia_driver(proc: Path = PROC) -> str:
-    """What NVIDIA's driver says of its version, in one line; empty: there is none."""
+    """The line with the version of NVIDIA's driver; empty: there is no such driver."""
     with suppress(OSError, IndexError):
         return (proc / "driver/nvidia/version").read_text().splitlines()[0]
     return ""
 
 
 def nvidia_gpus(proc: Path = PROC) -> dict[str, dict[str, str]]:
-    """The GPUs that NVIDIA's driver has, without opening one: address on PCI → what the driver says, by field.
+    """The GPUs of NVIDIA's driver: address on PCI → fields of the driver's description. No GPU is opened.
 
-    Nothing where there is no such driver.
+    Empty where there is no such driver.
     """
-    found = {}
+    gpus = {}
     for file in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
         with suppress(OSError):
             fields = (line.partition(":") for line in file.read_text().splitlines())
-            found[file.parent.name] = {name.strip(): value.strip() for name, _, value in fields}
-    return found
+            gpus[file.parent.name] = {name.strip(): value.strip() for name, _, value in fields}
+    return gpus
 
 
 def _read(folder: Path) -> ProcessInfo | None:
@@ -346,7 +345,7 @@ def _read(folder: Path) -> ProcessInfo | None:
         data = (folder / "stat").read_bytes()
     except OSError:
         return None
-    # Names of processes are bytes of any kind: any user gives theirs.
+    # A name may be any bytes, since every user can set the name of a process.
     number, _, name = data[: data.rindex(b")")].partition(b" (")
     fields = _fields(data)
     return ProcessInfo(
@@ -384,5 +383,5 @@ def _strings(file: Path) -> list[bytes]:
 
 
 def _unescaped(field: bytes) -> str:
-    """A name of any bytes; spaces, tabs, newlines and backslashes are written in octal."""
+    """A path of the table of mounts, in which spaces, tabs, newlines and backslashes are written in octal."""
     return os.fsdecode(_ESCAPED.sub(lambda octal: bytes([int(octal[1], 8)]), field))

@@ -1,4 +1,4 @@
-"""Ends the wait of one thread for a file from another thread."""
+"""Lets one thread end another thread's wait for a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 
 
 class WakeUp:
-    """A waiting thread and those that may end its wait share one of these.
+    """Shared by a thread that waits for a file and the threads that may end its wait.
 
-    A descriptor that one thread closes while another one writes to it may be another file's by then. So this one is
-    written to and closed under one lock, and to ring it once it is closed does nothing.
+    If a thread closed the descriptor while another thread wrote to it, the write could reach a file that had just got
+    the same number. So both hold a lock, and ``ring`` does nothing after ``close``.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,10 @@ class WakeUp:
         self._file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def wait(self, file: int, wait_s: float) -> bool:
-        """Wait until a file can be read, or this is rung, which is used up by that; returns whether the file can be."""
+        """Wait until a file can be read or ``ring`` is called; returns whether the file can be read.
+
+        Each call of ``ring`` ends one wait.
+        """
         poll = select.poll()
         poll.register(file, select.POLLIN)
         poll.register(self._file, select.POLLIN)
@@ -29,7 +32,7 @@ class WakeUp:
         return file in ready
 
     def ring(self) -> None:
-        """Let a thread that waits, or would wait next, return at once."""
+        """End the current wait, or the next one if no thread waits."""
         with self._lock:
             if self._file >= 0:
                 os.eventfd_write(self._file, 1)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from everstep.base.text import listed
+from everstep.base.text import listed, signal_name
 from everstep.model.evidence import Classification, RankExit
 from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.incident import Failure, Symptom
-from everstep.system.signals import signal_name
 
 _SOURCE = re.compile(r"\[(?:/[^\]\s]*/)([\w.-]+:\d+)\] ")
 """A position in the source of gloo or c10d within an exception. A headline shows only its file and line."""

@@ -107,7 +107,7 @@ async def test_what_comes_otherwise_than_announced_is_refused_and_leaves_nothing
         (digest, 1 << 40, archive, "at most"),
         (digest, len(archive) + 1, archive, "were announced"),
         (digest, len(archive) - 1, archive, "were announced"),
-        (digest, len(archive), archive[:-9] + bytes(9), "no whole archive"),
+        (digest, len(archive), archive[:-9] + bytes(9), "not a complete archive"),
         ("0" * 64, len(archive), archive, "and not 0000"),
     ]:
         with pytest.raises((AgentError, ConfigError), match=said):

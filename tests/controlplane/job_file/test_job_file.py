@@ -67,18 +67,18 @@ def test_a_mesh_keeps_the_order_of_its_axes(folder: Path) -> None:
     ("line", "expected"),
     [
         ("mesh = {dp = 3}", "4 machines x 2 ranks = 8 ranks cannot be split into dp 3 (job.toml)"),
-        ("mesh = {dp = 8}\ntp = 2", "mesh is given, and tp, pp or order as well: mesh says all of it (job.toml)"),
+        ("mesh = {dp = 8}\ntp = 2", "mesh replaces tp, pp and order"),
         ("mesh = {dp = 2.5}", "mesh = {'dp': 2.5} in job.toml: the size of dp is 2.5; it must be a whole number"),
         ("mesh = 3", "mesh = 3 in job.toml: expected axes with sizes, e.g. {pp = 2, dp = -1}"),
-        ('mesh = "dp"', "mesh = 'dp' in job.toml: 'dp' is no mesh: it must read like pp=2,dp_shard=-1,tp=2"),
+        ('mesh = "dp"', "mesh = 'dp' in job.toml: 'dp' is not a mesh: write it as pp=2,dp_shard=-1,tp=2"),
         ('mesh = ["dp"]', "expected axes with sizes"),
         ('mesh = [["dp"]]', "expected a value: the list is too short"),
         ("groups = 3", "groups = 3 in job.toml: expected groups"),
-        ("groups = {ep = 3}", 'ep is no group: it must be like ep = { size = 4, over = ["dp_shard", "tp"] }'),
+        ("groups = {ep = 3}", 'ep is not a group: write it as ep = { size = 4, over = ["dp_shard", "tp"] }'),
         ('groups = {ep = {size = 3, over = ["dp"]}}', "ep 3 cannot be laid over dp: the 8 ranks there cannot be split"),
         (
             'groups = {ep = {size = "x", over = ["dp"]}}',
-            "'ep=x:dp' is no laid group: it must read like ep=4:dp_shard+tp",
+            "'ep=x:dp' is not a laid group",
         ),
     ],
 )
@@ -326,7 +326,7 @@ def test_variables_of_the_machines_are_only_named(folder: Path) -> None:
     assert "'HF TOKEN' is not a variable" in message
     assert "not a variable" in told(job_file(folder, GOOD + 'env_from = ["EVERSTEP_AGENT_TOKEN_FILE"]\n'))
     message = told(job_file(folder, GOOD + 'env = {HF_TOKEN = "hf_abc"}\nenv_from = ["HF_TOKEN"]\n'))
-    assert "HF_TOKEN is in env as well" in message
+    assert "HF_TOKEN is also in env" in message
     assert "hf_abc" not in message
 
 

@@ -11,9 +11,9 @@ def answer(machine: str, *, yes: bool, why: str = "") -> EvictAnswer:
 
 def test_the_newest_answer_about_a_machine_is_kept_however_old_its_first_one_is() -> None:
     state = EvictionState()
-    state.take([answer(f"m{number}", yes=False) for number in range(ANSWERS_KEPT)])
+    state.record([answer(f"m{number}", yes=False) for number in range(ANSWERS_KEPT)])
 
-    state.take([answer("m0", yes=True, why="it is gone"), answer("new", yes=False)])
+    state.record([answer("m0", yes=True, why="it is gone"), answer("new", yes=False)])
 
     assert state.wanted == ["m0"]
     assert len(state.asked) == ANSWERS_KEPT

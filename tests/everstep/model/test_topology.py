@@ -196,8 +196,8 @@ def test_a_mesh_that_does_not_fit_is_named(mesh: tuple[tuple[str, int], ...], me
         ("ep=8:dp+dp", "ep is laid over an axis twice"),
         ("ep=2:cp", "ep is laid over cp: the mesh has dp"),
         ("dp=2:dp", "dp is in the mesh twice"),
-        ("ep=two:dp", "is no laid group"),
-        ("ep=2", "is no laid group"),
+        ("ep=two:dp", "is not a laid group"),
+        ("ep=2", "is not a laid group"),
     ],
 )
 def test_a_group_that_cannot_be_laid_is_named(laid: str, message: str) -> None:

@@ -83,7 +83,7 @@ def test_who_waits_is_told_however_the_owner_ends(report: ReportFile, ends_by: s
 
 
 def test_one_that_is_dropped_does_not_wait_for_ever(report: ReportFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_notice, "LOOK_S", 0)
+    monkeypatch.setattr(end_notice, "CHECK_S", 0)
     waiting = Waiting(notice_of(report))
     waiting.notice.dropped = True
     assert waiting.done() == [False]

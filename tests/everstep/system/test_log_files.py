@@ -44,9 +44,9 @@ def test_a_pipe_that_nobody_writes_is_refused_and_says_what_to_do(tmp_path: Path
     os.mkfifo(tmp_path / "a pipe")
     (tmp_path / "link").symlink_to("a pipe")
     for name in ("a pipe", "link"):
-        with pytest.raises(ConfigError, match=r"is no regular file: .* standard input: - < '?/"):
+        with pytest.raises(ConfigError, match=r"is not a regular file: .* standard input: - < '?/"):
             log_files([str(tmp_path / name)])
-    with pytest.raises(ConfigError, match="is no regular file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         log_files(["/dev/zero"])
 
 

@@ -79,7 +79,7 @@ def test_a_link_is_followed_only_above_and_only_when_it_is_ours(tmp_path: Path) 
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         private.make_folder(tmp_path / "file")
 
 

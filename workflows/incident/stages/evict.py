@@ -184,7 +184,7 @@ def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
         evicted_ns=[*state.evicted_ns, *evictions.done_ns],
     )
     plan = plan_evictions(facts, state.spec.policy)
-    evictions.take(plan.asked)
+    evictions.record(plan.asked)
     return plan.without(evictions.declined)
 
 
@@ -259,7 +259,8 @@ async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) ->
         await incident.unless_abandoned(start_activity(prepare))
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]
-        incident.state.evictions.take([EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)])
+        answer = EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)
+        incident.state.evictions.record([answer])
         return Eviction(machine=machine.name, rule=UNFIT, reason=UNFIT, why=why)
     return None
 

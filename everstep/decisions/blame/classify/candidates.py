@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from everstep.base.text import signal_name
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Weight
 from everstep.decisions.blame.classify.streams import LogHit, RaisedException, ScannedLog, StreamFindings
 from everstep.decisions.blame.classify.tracebacks import Frame, user_frame
 from everstep.model.finding import Owner
-from everstep.system.signals import signal_name
 
 SHELL_SIGNALS = 128
 """Shells, containers and Slurm report the signal number plus this as the exit code."""
