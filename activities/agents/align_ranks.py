@@ -34,8 +34,8 @@ INTERVAL_S = 0.02
 AHEAD = 1
 """The largest number of steps between two ranks of synchronous training."""
 ASK_AGAIN_S = 30.0
-"""The request is repeated at this interval, seconds: ranks that get no request for ``UNASKED_S`` (``step_reports.py``)
-continue."""
+"""The request is repeated at this interval, seconds: ranks that get no request for ``REQUEST_VALID_S``
+(``step_reports.py``) continue."""
 NAMED = 4
 """The largest number of ranks that an answer names."""
 

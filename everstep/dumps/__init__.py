@@ -1,1 +1,1 @@
-"""What other tools wrote of a job, read into what is judged: stacks, flight records, NCCL's reports, timings."""
+"""Readers of other tools' files about a job: stacks of py-spy, flight records of torch, reports of NCCL, timings."""

@@ -1,8 +1,9 @@
-"""Flight records of torch, with a rank's collectives, as JSON or, on request, as a pickle.
+"""Reads flight records of torch, which list a rank's collectives: JSON and, on request, pickles.
 
-The same keys come from ``fr_trace_json`` and ``dump_nccl_trace_json`` of torch's worker control plane, from
-``_dump_fr_trace_json`` and ``_dump_nccl_trace_json`` in a process, and in the files that ``TORCH_FR_DUMP_TEMP_FILE``
-(or ``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``) names. Seen: gloo on torch 2.15; what NCCL alone fills is by torch's source.
+Torch writes the same keys in several ways: ``fr_trace_json`` and ``dump_nccl_trace_json`` of its worker control plane,
+``_dump_fr_trace_json`` and ``_dump_nccl_trace_json`` in a process, and the files that ``TORCH_FR_DUMP_TEMP_FILE`` (or
+``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``) names. The reader was run on records of gloo of torch 2.15. The fields that only
+NCCL fills are read as torch's source describes them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from everstep.errors import DumpError
 PICKLE = b"\x80"
 """First byte of a pickle."""
 SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base", "broadcast")
-"""Operations in which all ranks pass tensors of one size."""
+"""Operations in which all ranks pass tensors of the same size."""
 ORDER = 64
-"""Newest collectives of which it is kept in which order a rank entered them."""
+"""Number of newest collectives of a rank whose order is kept."""
 _NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
@@ -37,23 +38,23 @@ class FlightRecord:
 
     record: CommunicationRecord
     groups: Mapping[str, tuple[int, ...]]
-    """Process group → ranks, where the record has them."""
+    """Process group → its ranks, for the groups whose ranks are in the record."""
     labels: Mapping[str, str]
     """Process group → its description."""
     position: int
-    """A number that grows with each operation, and so shows progress between two records."""
+    """A number that grows with each operation: if it differs between two records, the rank progressed."""
 
 
 class _PlainData(pickle.Unpickler):
-    """Takes numbers, text, lists and dicts from a pickle and nothing else: no class is loaded, no function called."""
+    """Reads only numbers, text, lists and dicts from a pickle: it loads no class and calls no function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Torch's records have none."""
-        raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which is no plain data")
+        """Refuse every class, since torch's records have none."""
+        raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which is not plain data")
 
 
 def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, Any]:
-    """The recorder's own dictionary.
+    """The dictionary of a flight record, as torch wrote it.
 
     Args:
         name: Name of the file, for messages.
@@ -61,27 +62,27 @@ def parse_record(name: str, data: bytes, *, pickles: bool = False) -> dict[str, 
         pickles: Whether pickles may be read.
 
     Raises:
-        DumpError: it is no flight record, or it is a pickle that may not be read.
+        DumpError: the file is not a flight record, or is a pickle and pickles may not be read.
     """
     try:
         if data[:1] == PICKLE:
             if not pickles:
                 raise DumpError(
-                    f"{name} is a pickle, as torch writes its records to files: with --pickles it is read, plain data "
-                    "only; take pickles from people you trust, or dump JSON (fr_trace_json)"
+                    f"{name} is a pickle, as torch writes its records to files: add --pickles to read its plain data, "
+                    "if you trust its author, or dump JSON (fr_trace_json)"
                 )
-            found = _PlainData(io.BytesIO(data)).load()
+            fields = _PlainData(io.BytesIO(data)).load()
         else:
-            found = json.loads(data)
-        if not isinstance(found.get("entries", []), list) or not {"entries", "pg_status", "pg_config"} & found.keys():
+            fields = json.loads(data)
+        if not isinstance(fields.get("entries", []), list) or not {"entries", "pg_status", "pg_config"} & fields.keys():
             raise ValueError("it has no entries")
     except _NO_RECORD as error:
-        raise DumpError(f"{name} is no flight record of torch's ({error}): dump that rank again") from error
-    return dict(found)
+        raise DumpError(f"{name} is not a flight record of torch ({error}): dump that rank again") from error
+    return dict(fields)
 
 
-def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightRecord:
-    """Read the recorder's dictionary.
+def flight_record(fields: Mapping[str, Any], name: str = "the record") -> FlightRecord:
+    """Read the dictionary of ``parse_record``.
 
     Raises:
         DumpError: an entry lacks a field.
@@ -92,8 +93,8 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
     position = -1
     order: deque[tuple[str, int]] = deque(maxlen=ORDER)
     try:
-        groups = _groups(found.get("pg_config") or {})
-        for entry in found.get("entries") or []:
+        groups = _groups(fields.get("pg_config") or {})
+        for entry in fields.get("entries") or []:
             group, label = (*entry["process_group"], "")[:2]
             labels[group] = label
             position = max(position, int(entry.get("record_id", position + 1)))
@@ -109,8 +110,8 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
                 pending[group, is_p2p, peer] = PendingOperation(group, number, operation, sizes, peer, is_p2p)
     except UNREADABLE as error:
         raise DumpError(
-            f"{name}: an entry of the flight record cannot be read ({error!r}; the record says that its version is "
-            f"{found.get('version', 'not told')}): dump that rank again, or take the file away"
+            f"{name}: an entry of the flight record cannot be read ({error!r}; version of the record: "
+            f"{fields.get('version', 'unknown')}): dump that rank again, or remove the file"
         ) from error
     record = CommunicationRecord(last, tuple(pending.values()), tuple(order))
     return FlightRecord(
@@ -119,32 +120,35 @@ def flight_record(found: Mapping[str, Any], name: str = "the record") -> FlightR
 
 
 def _is_done(entry: Mapping[str, Any]) -> bool:
-    """Gloo leaves the state as it was and says ``retired``; NCCL says both, the state later."""
+    """Whether an operation is over. Gloo sets only ``retired``; NCCL sets ``retired`` and, later, ``state``."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def _to_peer(operation: str, entry: Mapping[str, Any], members: tuple[int, ...] | None) -> tuple[str, int | None]:
-    """``send`` or ``recv`` of a p2p operation, and the peer's rank of the job; names have ranks of the group."""
-    if (told := _P2P.match(operation)) is None:
+    """``send`` or ``recv`` of a point-to-point operation, and the peer's rank in the job; None: not known.
+
+    The name of the operation has the peer's rank within the process group, whose ranks are ``members``.
+    """
+    if (match := _P2P.match(operation)) is None:
         return operation, None
-    other = int(told[3])
+    direction, peer = match[1], int(match[3])
     if members is None:
-        return told[1], other if entry["process_group"][0] == WORLD else None
-    return told[1], members[other] if other < len(members) else None
+        return direction, peer if entry["process_group"][0] == WORLD else None
+    return direction, members[peer] if peer < len(members) else None
 
 
 def _groups(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Groups with their ranks; gloo's recorder leaves names or ranks empty: such say nothing."""
-    found = {}
+    """Process groups with their ranks. Groups without a name or without ranks, as gloo writes them, are left out."""
+    groups = {}
     for key, group in config.items():
         ranks = group.get("ranks", "") if isinstance(group, Mapping) else ""
         numbers = _ranks(ranks if isinstance(ranks, str) else str(ranks))
         if numbers and key:
-            found[str(group.get("name") or key)] = numbers
-    return found
+            groups[str(group.get("name") or key)] = numbers
+    return groups
 
 
 @lru_cache(maxsize=1 << 12)
 def _ranks(text: str) -> tuple[int, ...]:
-    """``[0, 1, 2]``. All ranks of a group have the same text, which may name ten thousand."""
+    """Read a list of ranks, ``[0, 1, 2]``. Cached, since all ranks of a group repeat a list that may be very long."""
     return tuple(sorted(map(int, re.findall(r"\d+", text))))

@@ -1,9 +1,12 @@
-"""A folder of dumps of a job that hangs: stacks, flight records, a report of NCCL's RAS, recognized by their content.
+"""Reads a folder of dumps of a job that hangs: stacks, flight records, and a report of NCCL's RAS.
 
-The rank of a file is in its name or its folder's: ``rank-5.json``, ``rank_5/loader.txt``, ``nccl_trace_rank_5``; or in
-``processes.json`` of its folder, or of a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer",
-"state": "T"}``, of which only pid and rank are required. Folders ``snapshot-1``, ``snapshot-2`` … are samples of the
-same job: the last one is judged, and ranks that changed since the first have progressed.
+The kind of a file is recognized by its content. Its rank is in its name or in that of its folder: ``rank-5.json``,
+``rank_5/loader.txt``, ``nccl_trace_rank_5``. Or its process is listed in a file ``processes.json`` of its folder or of
+a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T"}``, of which only pid and rank
+are required.
+
+Folders ``snapshot-1``, ``snapshot-2`` … are samples of the same job. The last sample is judged; ranks that differ
+between the first and the last sample have progressed.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from everstep.errors import ConfigError, DumpError
 
 PROCESSES = "processes.json"
 STOPPED = ("T",)
-"""States of a process that is stopped, as ``/proc/PID/stat`` has them. One in state t is not: a debugger holds it, on
-purpose."""
+"""States of a stopped process, as in ``/proc/PID/stat``. State t does not count, since a debugger stopped the
+process."""
 _RANK = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 _SNAPSHOT = re.compile(r"snapshot[-_. ]?(\d+)")
@@ -46,10 +49,10 @@ class KnownProcess:
 
 
 class FolderReader:
-    """Reads a sample of a job. Many readers may share the stacks that they have in common.
+    """Reads one sample of a job.
 
     Args:
-        stacks: Reads dumps of py-spy.
+        stacks: Reads dumps of py-spy. Several readers may share it, since their stacks are mostly equal.
         pickles: Whether flight records may be pickles.
     """
 
@@ -57,7 +60,7 @@ class FolderReader:
         self._stacks = stacks
         self._pickles = pickles
         self._known: dict[str, dict[int, KnownProcess]] = {}
-        """Folder → process → its entry there."""
+        """Folder → process id → its entry in the folder's ``processes.json``."""
         self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump]] = {}
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
@@ -79,7 +82,7 @@ class FolderReader:
             self._read(name, data)
 
     def position(self, rank: int) -> tuple[Any, ...]:
-        """The position of a rank, line by line, which is equal in two samples unless the rank progressed."""
+        """Where a rank is in its code and in its collectives. It differs between two samples if the rank progressed."""
         trainer = self._trainers.get(rank)
         frames = trainer[1].position() if trainer else ()
         launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
@@ -89,7 +92,7 @@ class FolderReader:
         """The evidence of all ranks that have a file.
 
         Args:
-            before: An earlier sample, with flight records of ranks whose newer ones could not be read.
+            before: An earlier sample. Its flight record of a rank is used if this sample has none.
         """
         earlier = before or self
         ranks = {}
@@ -128,15 +131,14 @@ class FolderReader:
             self._ras |= ranks
             self._groups |= groups
             return
-        found = parse_record(name, data, pickles=self._pickles)
+        fields = parse_record(name, data, pickles=self._pickles)
         rank = _rank_in(name, _LAST_NUMBER) if _rank_in(name) is None else _rank_in(name)
         if rank is None:
-            raise DumpError(_whose(name))
-        flight = flight_record(found, name)
+            raise DumpError(_without_rank(name))
+        flight = flight_record(fields, name)
         if other := self._record_names.get(rank):
             raise DumpError(
-                f"{other} and {name} are both the flight record of rank {rank}: take the one away that is not of this "
-                "hang"
+                f"{other} and {name} are both flight records of rank {rank}: remove the record that is not of this hang"
             )
         self._record_names[rank] = name
         self._ranks.add(rank)
@@ -148,29 +150,33 @@ class FolderReader:
         known = self._of(name, dump.pid) if dump.pid is not None else None
         rank = known.rank if known else _rank_in(name)
         if rank is None:
-            raise DumpError(_whose(name))
+            raise DumpError(_without_rank(name))
         self._ranks.add(rank)
         role = (known.role if known else None) or role_of_process(dump)
         if role is not ProcessRole.TRAINER:
             self._helpers[rank].append((dump, role))
             return
-        # Of several that might be the rank the one that is said to be, then the one whose file has the shortest name.
+        # If several processes may be the trainer, a listed role decides, then the shortest name of a file.
         order = (not (known and known.role), len(name), name)
         if rank not in self._trainers or order < self._trainers[rank][0]:
             self._trainers[rank] = (order, dump)
 
     def _of(self, name: str, pid: int) -> KnownProcess | None:
-        """The entry of a process: machines use the same process ids, so the nearest folder counts."""
+        """The entry of a process in the nearest folder, since processes of several machines may have the same id."""
         folder = name
         while folder:
             folder = folder.rpartition("/")[0]
-            if found := self._known.get(folder, {}).get(pid):
-                return found
+            if entry := self._known.get(folder, {}).get(pid):
+                return entry
         return None
 
 
 def samples_of(readers: Sequence[FolderReader]) -> JobSamples:
-    """The last of several samples of a job, in order, with the ranks that progressed since the first."""
+    """The last of several samples of a job, together with the ranks that progressed since the first sample.
+
+    Args:
+        readers: One reader for each sample, the oldest first.
+    """
     first, last = readers[0], readers[-1]
     samples = last.samples(first)
     if first is last:
@@ -202,17 +208,17 @@ def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
         readers.append(reader)
     samples = samples_of(readers)
     if not samples.ranks:
-        raise ConfigError(f"the folder {folder} has no dumps: put those of py-spy and flight records there")
+        raise ConfigError(f"the folder {folder} has no dumps: put dumps of py-spy or flight records there")
     return samples
 
 
 def _differ(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Whether a rank was at different positions in two samples; a sample without a position shows nothing."""
+    """Whether two positions of a rank differ in a part that both samples have."""
     return any(first and last and first != last for first, last in zip(before, after, strict=True))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Names below the folder and contents, unpacked; ``processes.json`` first."""
+    """The name in the folder and the unpacked contents of each file; files ``processes.json`` come first."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in sorted(paths, key=lambda path: not path.name.startswith(PROCESSES)):
         name = str(path.relative_to(folder))
@@ -223,23 +229,25 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
         except (OSError, EOFError, zlib.error) as error:
             raise DumpError(f"{path} cannot be read: {error}") from error
         if not data.strip():
-            raise DumpError(f"{path} is empty: its dump failed; dump that rank again, or take the file away")
+            raise DumpError(f"{path} is empty: its dump failed; dump that rank again, or remove the file")
         yield name, data
 
 
 def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:
-    """The rank in a file's name, or in that of a folder around it."""
+    """The rank in a file's name, or in that of a folder around it; None: no name has a rank."""
     for part in reversed(name.split("/")):
-        if found := pattern.search(part):
+        if match := pattern.search(part):
             try:
-                return rank_number(found[1])
+                return rank_number(match[1])
             except ValueError as error:
-                raise DumpError(f"{_whose(name)} ({error})") from error
+                raise DumpError(f"{_without_rank(name)} ({error})") from error
     return None
 
 
-def _whose(name: str) -> str:
-    return f"{name} does not say whose it is: call it or its folder rank-5, or name its process in {PROCESSES}"
+def _without_rank(name: str) -> str:
+    return (
+        f"the rank of {name} is not known: name the file or its folder like rank-5, or list its process in {PROCESSES}"
+    )
 
 
 def _known_processes(name: str, data: bytes) -> dict[int, KnownProcess]:

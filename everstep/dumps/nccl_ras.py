@@ -1,6 +1,7 @@
-"""NCCL's RAS report (``ncclras -v -f json``): collectives that each rank launched, by communicator, and who is silent.
+"""Reads NCCL's RAS report (``ncclras -v -f json``): the collectives of each rank by communicator, and silent ranks.
 
-By the source of NCCL 2.29 and the answer of NCCL 2.28.9 on one GPU; no hang of several GPUs was at hand.
+The reader follows the source of NCCL 2.29, and was run on a report of NCCL 2.28.9 of one GPU. It was not tried on a
+hang of several GPUs.
 """
 
 from __future__ import annotations
@@ -14,44 +15,44 @@ from everstep.dumps.unreadable import UNREADABLE, rank_number
 from everstep.errors import DumpError
 
 Process = tuple[str, int, int]
-"""Host, process and device: the same GPU of the same process is the same rank, in each communicator."""
+"""Host, process and device, which identify a rank in all communicators."""
 Groups = dict[str, tuple[int, ...]]
 """Communicator → its ranks."""
 
 
 def parse_ras(name: str, data: bytes) -> dict[str, Any]:
-    """The report's own dictionary.
+    """The dictionary of a report, as NCCL wrote it.
 
     Raises:
-        DumpError: it is none.
+        DumpError: the file is not a RAS report.
     """
     try:
-        found = json.loads(data)
-        if not isinstance(found["communicators"], list):
+        report = json.loads(data)
+        if not isinstance(report["communicators"], list):
             raise ValueError("it has no communicators")
     except UNREADABLE as error:
-        raise DumpError(f"{name} is no report of NCCL's RAS ({error}): ask `ncclras -v -f json`") from error
-    return dict(found)
+        raise DumpError(f"{name} is not a report of NCCL's RAS ({error}): run `ncclras -v -f json`") from error
+    return dict(report)
 
 
-def ras_evidence(found: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankSample], Groups]:
+def ras_evidence(report: Mapping[str, Any], name: str = "the report") -> tuple[dict[int, RankSample], Groups]:
     """The evidence of each rank, and the ranks of each communicator.
 
-    Ranks of a communicator are numbered within it; the largest one has all ranks of the job and gives their numbers.
-    The collectives that a rank launched are summed: a rank with fewer than another rank is behind it.
+    A communicator numbers its own ranks. The largest communicator has all ranks of the job, so its numbers are used.
+    The collectives that a rank launched are summed: a rank with fewer of them than another rank is behind it.
 
     Raises:
-        DumpError: it has no communicator, or lacks a field.
+        DumpError: the report has no communicator, or lacks a field.
     """
     try:
-        comms = sorted(found["communicators"], key=lambda comm: -int(comm["size"]))
+        comms = sorted(report["communicators"], key=lambda comm: -int(comm["size"]))
         if not comms:
-            raise DumpError(f"{name} has no communicators: ask again while the job hangs")
+            raise DumpError(f"{name} has no communicators: get a new report while the job hangs")
         ranks = {_process(member): rank_number(member["rank"]) for member in _members(comms[0])}
-        if len(everybody := {_process(member) for comm in comms for member in _members(comm)}) > len(ranks):
+        if len(processes := {_process(member) for comm in comms for member in _members(comm)}) > len(ranks):
             raise DumpError(
-                f"{name} has {len(everybody)} ranks and no communicator of all of them (the largest has {len(ranks)}): "
-                "which rank of the job each is cannot be told; use flight records"
+                f"{name} has {len(processes)} ranks but no communicator of all of them (the largest has {len(ranks)}), "
+                "so their ranks in the job are not known: use flight records"
             )
         last: dict[int, dict[str, int]] = {rank: {} for rank in ranks.values()}
         pending: dict[int, list[PendingOperation]] = {rank: [] for rank in ranks.values()}

@@ -1,7 +1,7 @@
-"""The output of ``py-spy dump``: its text, and its JSON.
+"""Reads the output of ``py-spy dump``, as text or JSON.
 
-Ten thousand ranks print the same few hundred stacks. So a stack is looked up by its bytes in the dump, and only a new
-stack is parsed: reading a known one costs a search for its end and a hash.
+Ten thousand ranks print the same few hundred stacks. So each stack is looked up by its bytes, and only a new stack is
+parsed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stack:
     """A stack, shared by all threads that have the same lines."""
 
     frames: tuple[StackFrame, ...]
-    """The innermost first."""
+    """The frames, the innermost first."""
     signatures: dict[ProcessRole | None, Signature] = field(default_factory=dict)
     _role: ProcessRole | None = None
 
@@ -48,7 +48,11 @@ class Stack:
         return self._role
 
     def signature(self, role: ProcessRole | None = None) -> Signature:
-        """The signature of the thread; without a role of its process, the frames show it."""
+        """The signature of the stack.
+
+        Args:
+            role: The role of the process; None: the frames show it.
+        """
         if role not in self.signatures:
             self.signatures[role] = normalise(self.frames, role)
         return self.signatures[role]
@@ -60,19 +64,19 @@ class ProcessDump:
 
     pid: int | None
     threads: list[tuple[str, Stack]]
-    """Name and stack."""
+    """Name and stack of each thread."""
 
     def main(self) -> Stack | None:
-        """The stack of the main thread, or of the last thread if none has that name."""
+        """The stack of the main thread, or of the last thread if no thread has that name; None: there is no thread."""
         for name, stack in self.threads:
             if name == MAIN:
                 return stack
         return self.threads[-1][1] if self.threads else None
 
     def position(self) -> tuple[tuple[StackFrame, ...], ...]:
-        """The positions of the threads that make up ``signature``, line by line; empty: not known.
+        """The lines at which the main thread and the threads of autograd are; empty: not known.
 
-        Other threads, e.g. one that samples the GPU, progress even in a job that hangs.
+        Other threads are left out. Some of them, e.g. a thread that samples the GPU, progress even in a job that hangs.
         """
         main = self.main()
         frames = [main.frames] if main else []
@@ -82,21 +86,21 @@ class ProcessDump:
     def signature(self, role: ProcessRole | None = None) -> Signature | None:
         """The signature of the process; None: it has no threads.
 
-        With CUDA, a main thread in the backward pass has the position of autograd's own thread.
+        With CUDA, a backward pass runs in a thread of autograd, so the stack of that thread extends the main thread's.
         """
         main = self.main()
         if main is None:
             return None
-        found = main.signature(role)
-        if found.leaf.kind is LeafKind.BELOW:
+        signature = main.signature(role)
+        if signature.leaf.kind is LeafKind.BELOW:
             for name, stack in self.threads:
                 if name.startswith(AUTOGRAD) and stack.frames:
-                    return joined(found, stack.signature(found.role))
-        return found
+                    return joined(signature, stack.signature(signature.role))
+        return signature
 
 
 class StackReader:
-    """Reads dumps of many processes; stacks that they have in common are kept once."""
+    """Reads dumps of many processes; equal stacks are kept once."""
 
     def __init__(self) -> None:
         self._texts: dict[bytes, Stack] = {}
@@ -110,14 +114,14 @@ class StackReader:
             data: The output of py-spy, as text or with ``--json``.
 
         Raises:
-            DumpError: it is neither.
+            DumpError: the data is neither.
         """
         if data[:64].lstrip()[:1] == b"[":
             return self._read_json(name, data)
         return self._read_text(name, data)
 
     def _read_json(self, name: str, data: bytes) -> list[ProcessDump]:
-        """Frames are cut out by their bytes; what is left is small, and read as JSON."""
+        """Read JSON as py-spy formats it: the frames of each stack are looked up by their bytes, the rest is parsed."""
         pieces: list[bytes] = []
         stacks: list[Stack] = []
         at = 0
@@ -144,7 +148,7 @@ class StackReader:
             return self._read_plain_json(name, data)
 
     def _read_plain_json(self, name: str, data: bytes) -> list[ProcessDump]:
-        """Read JSON with other white space, or with keys in another order."""
+        """Read JSON with other white space, or with keys in another order, by parsing all of it."""
         try:
             threads = json.loads(data)
             return _processes([(thread, self._shared(_frames(thread["frames"]))) for thread in threads])
@@ -188,7 +192,7 @@ class StackReader:
 
 
 def role_of_process(dump: ProcessDump) -> ProcessRole:
-    """The role of a process, by the frames of its main thread."""
+    """The role of a process, according to the frames of its main thread."""
     main = dump.main()
     return main.role if main else ProcessRole.TRAINER
 

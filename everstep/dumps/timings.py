@@ -1,8 +1,8 @@
-"""Tables of the times of ranks for the parts of their steps: CSV, or Parquet where pyarrow is installed.
+"""Reads tables of the operations of ranks and their durations: CSV, or Parquet where pyarrow is installed.
 
-A table has a row for each operation of a rank in a step. Its columns have any of their names, in upper or lower case:
-step; rank, or dp_rank and stage; operation; start and duration, or start and end; and optionally the amount of work.
-Other columns are ignored.
+A table has a row for each operation of a rank in a step. It needs these columns, each under one of its names in
+``COLUMNS``, in upper or lower case: step; rank, or dp_rank and stage; operation; start; duration or end. A column with
+the amount of work is optional. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "end": ("end", "end_time", "end_ts"),
     "work": ("work", "tokens", "num_tokens", "seq_len", "sequence_length", "flops"),
 }
-"""Quantity → names of columns that may have it."""
+"""Quantity → possible names of its column."""
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Units of times → seconds."""
+"""Unit of time → seconds."""
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
 
 
@@ -48,8 +48,8 @@ class TimingTable:
 
     Args:
         name: Name of the file, for messages.
-        rows: The rows, each by names of columns.
-        unit: Unit of times, one of ``UNITS``.
+        rows: The rows, as values by name of column.
+        unit: Unit of the times, one of ``UNITS``.
 
     Raises:
         DumpError: a required column is missing, or the table has no rows.
@@ -57,11 +57,11 @@ class TimingTable:
 
     def __init__(self, name: str, rows: Sequence[Mapping[str, Any]], unit: str = "s") -> None:
         if not rows:
-            raise DumpError(f"{name} has no rows: a row for each operation of a rank in a step is needed")
+            raise DumpError(f"{name} has no rows: it needs a row for each operation of a rank in a step")
         self._name, self._rows, self._seconds = name, rows, UNITS[unit]
         named = {column.strip().lower(): column for column in rows[0] if column}
         self.columns = {
-            what: named[given] for what, names in COLUMNS.items() if (given := next(filter(named.get, names), ""))
+            quantity: named[name] for quantity, names in COLUMNS.items() if (name := next(filter(named.get, names), ""))
         }
         missing = [column for column in ("step", "operation", "start") if column not in self.columns]
         if "duration" not in self.columns and "end" not in self.columns:
@@ -74,7 +74,7 @@ class TimingTable:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks, by the rows.
+        """Number of ranks, according to the rows.
 
         Raises:
             DumpError: a number cannot be read.
@@ -83,10 +83,12 @@ class TimingTable:
         return numbers.get("rank") or numbers.get("stage", 1) * numbers.get("tp", 1) * numbers.get("dp", 1)
 
     def topology(self) -> Topology:
-        """The topology by the rows themselves, with each rank as a machine.
+        """The topology that fits the rows, with one rank on each machine.
+
+        If no order of the axes fits, ``times`` raises an error for the first row that does not fit.
 
         Raises:
-            DumpError: a number cannot be read, or ranks and stages fit no order of axes.
+            DumpError: a number cannot be read.
         """
         numbers, world = self._numbers(), self.ranks
         pp, tp = numbers.get("stage", 1), numbers.get("tp", 1)
@@ -94,31 +96,29 @@ class TimingTable:
         orders = [
             Topology.of(world, 1, tp=tp, pp=pp, order=order) for order in (SHORT_ORDER, *permutations(SHORT_ORDER))
         ]
-        for what in (("stage", "dp", "tp"), ("stage",)):
+        for axes in (("stage", "dp", "tp"), ("stage",)):
             for topology in orders:
-                if all(self._misplaced(rank, place, topology, what) is None for rank, place in self._places.items()):
+                if all(self._fits(rank, topology, axes) for rank in self._coordinates):
                     return topology
-        return orders[0]  # the first row that does not fit is told by who reads it
+        return orders[0]
 
-    def _misplaced(
-        self, rank: int, places: Mapping[str, set[int]], topology: Topology, what: Sequence[str] = ("stage",)
-    ) -> str | None:
-        """The coordinate in which a rank of the table differs from a topology; None: none is known to differ."""
-        at = topology.coordinate(rank)
-        of = {"stage": at.pp, "dp": at.dp, "tp": at.tp}
-        return next((axis for axis in what if len(places[axis]) == 1 and places[axis] != {of[axis]}), None)
+    def _fits(self, rank: int, topology: Topology, axes: Sequence[str]) -> bool:
+        """Whether a topology has the coordinates of a rank that the table has, along some axes."""
+        coordinate, in_table = topology.coordinate(rank), self._coordinates[rank]
+        indexes = {"stage": coordinate.pp, "dp": coordinate.dp, "tp": coordinate.tp}
+        return all(len(in_table[axis]) != 1 or in_table[axis] == {indexes[axis]} for axis in axes)
 
     def times(self, topology: Topology) -> Iterator[PhaseTime]:
-        """The rows.
+        """The rows, as times of phases.
 
         Raises:
-            DumpError: a value cannot be read, or a rank is not of the topology.
+            DumpError: a value cannot be read, or a rank does not fit the topology.
         """
-        places = _all_places(topology) if "rank" not in self.columns else {}
+        ranks = _ranks_by_coordinate(topology) if "rank" not in self.columns else {}
         checked: set[int] = set()
         for number, row in enumerate(self._rows, start=2):
             try:
-                rank = self._rank(row, places)
+                rank = self._rank(row, ranks)
                 if not 0 <= rank < topology.world_size:
                     raise ValueError(f"rank {rank} is not one of {topology.world_size}")
                 if rank not in checked:
@@ -133,70 +133,67 @@ class TimingTable:
                     raise ValueError(f"it began at {start}")
                 if not 0 <= duration < inf:
                     raise ValueError(f"it lasted {duration} s")
-                told = row[self.columns["work"]] if "work" in self.columns else None
-                work = float(told) if told not in {None, ""} else None
+                amount = row[self.columns["work"]] if "work" in self.columns else None
+                work = float(amount) if amount not in {None, ""} else None
                 if work is not None and not 0 <= work < inf:
-                    raise ValueError(f"it had {work} to do")
-                step, operation = _whole(self._of(row, "step")), str(self._of(row, "operation"))
+                    raise ValueError(f"its amount of work is {work}")
+                step, operation = _integer(self._of(row, "step")), str(self._of(row, "operation"))
                 yield PhaseTime(step, rank, operation, start, duration, work)
             except UNREADABLE as error:
                 raise DumpError(f"{self._name}, row {number}: {error}: {dict(row)}") from error
 
     def _check_stage(self, rank: int, topology: Topology) -> None:
-        """A rank is compared with those of its stage: so the table's stage has to be that of the topology."""
-        if rank in self._places and self._misplaced(rank, self._places[rank], topology):
-            (stage,) = self._places[rank]["stage"]
+        """Refuse a rank whose stage in the table differs from the topology's: ranks are compared within a stage."""
+        if rank in self._coordinates and not self._fits(rank, topology, ("stage",)):
+            (stage,) = self._coordinates[rank]["stage"]
             raise ValueError(
-                f"rank {rank} is of stage {stage}, and by the sizes ({topology.text}) of stage "
-                f"{topology.coordinate(rank).pp}: name the axes in the order in which ranks are numbered, as --mesh"
+                f"rank {rank} has stage {stage} in the table, but stage {topology.coordinate(rank).pp} by the sizes "
+                f"({topology.text}): give the axes in the order in which ranks are numbered, with --mesh"
             )
 
-    def _rank(self, row: Mapping[str, Any], places: Mapping[tuple[int, int, int], int]) -> int:
+    def _rank(self, row: Mapping[str, Any], ranks: Mapping[tuple[int, ...], int]) -> int:
         if "rank" in self.columns:
-            return rank_number(_whole(self._of(row, "rank")))
-        at = tuple(_whole(self._of(row, axis)) if axis in self.columns else 0 for axis in ("stage", "dp", "tp"))
-        found = places.get((at[0], at[1], at[2]))
-        if found is None:
+            return rank_number(_integer(self._of(row, "rank")))
+        at = tuple(_integer(self._of(row, axis)) if axis in self.columns else 0 for axis in ("stage", "dp", "tp"))
+        if at not in ranks:
             raise ValueError(f"there is no rank of stage {at[0]}, dp {at[1]}, tp {at[2]}")
-        return found
+        return ranks[at]
 
-    def _of(self, row: Mapping[str, Any], what: str) -> Any:
+    def _of(self, row: Mapping[str, Any], quantity: str) -> Any:
         if None in row:
             raise ValueError("it has more values than there are columns")
-        if (value := row[self.columns[what]]) is None:
-            raise ValueError(f"it has no {self.columns[what]}")
+        if (value := row[self.columns[quantity]]) is None:
+            raise ValueError(f"it has no {self.columns[quantity]}")
         return value
 
     def _numbers(self) -> dict[str, int]:
-        """The number of values of a column that are numbered from 0, by the largest one."""
-        found: dict[str, int] = {
-            axis: self._largest(axis) + 1 for axis in ("rank", "dp", "stage", "tp") if axis in self.columns
-        }
-        if prod(count for axis, count in found.items() if axis != "rank") > MOST_RANKS:
+        """The size of each axis and the number of ranks, from the largest number in each column."""
+        sizes = {axis: self._largest(axis) + 1 for axis in ("rank", "dp", "stage", "tp") if axis in self.columns}
+        if prod(count for axis, count in sizes.items() if axis != "rank") > MOST_RANKS:
             raise DumpError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
-        return found
+        return sizes
 
     @cached_property
-    def _places(self) -> Mapping[int, Mapping[str, set[int]]]:
-        """Rank → its coordinates in the table, if it has both. A rank with virtual stages has several."""
-        found: dict[int, dict[str, set[int]]] = defaultdict(lambda: {"stage": set(), "dp": set(), "tp": set()})
+    def _coordinates(self) -> Mapping[int, Mapping[str, set[int]]]:
+        """Rank → axis → indexes in the table, if it has both columns. A rank with virtual stages has several stages."""
+        indexes: dict[int, dict[str, set[int]]] = defaultdict(lambda: {"stage": set(), "dp": set(), "tp": set()})
         axes = [axis for axis in ("stage", "dp", "tp") if axis in self.columns]
         if "rank" in self.columns and axes:
             pairs = {tuple(self._of(row, column) for column in ("rank", *axes)) for row in self._rows}
             for rank, *values in pairs:
                 for axis, value in zip(axes, values, strict=True):
-                    found[_whole(rank)][axis].add(_whole(value))
-        return found
+                    indexes[_integer(rank)][axis].add(_integer(value))
+        return indexes
 
-    def _largest(self, what: str) -> int:
+    def _largest(self, axis: str) -> int:
         try:
-            return rank_number(max(_whole(self._of(row, what)) for row in self._rows))
+            return rank_number(max(_integer(self._of(row, axis)) for row in self._rows))
         except UNREADABLE as error:
-            raise DumpError(f"{self._name}: the column {self.columns[what]} cannot be read: {error}") from error
+            raise DumpError(f"{self._name}: the column {self.columns[axis]} cannot be read: {error}") from error
 
 
-def _whole(value: Any) -> int:
-    """A whole number; a column that lacked some was written with a point: 7.0."""
+def _integer(value: Any) -> int:
+    """A whole number, also in the form 7.0, as some tools write columns in which numbers are missing."""
     try:
         return int(value)
     except ValueError:
@@ -207,15 +204,15 @@ def _whole(value: Any) -> int:
 
 
 def read_timings(path: Path, unit: str = "s") -> TimingTable:
-    """A table from a file.
+    """Read a table from a file.
 
     Args:
         path: CSV (also .gz) or Parquet.
-        unit: Of times: s, ms, us or ns.
+        unit: Unit of the times: s, ms, us or ns.
 
     Raises:
-        ConfigError: there is no such file, or pyarrow is needed and missing.
-        DumpError: it is no such table.
+        ConfigError: the file cannot be read, or pyarrow is needed and missing.
+        DumpError: the file has no such table.
     """
     try:
         data = path.read_bytes()
@@ -240,14 +237,14 @@ def _parquet_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DumpError(f"{path} is no Parquet file that can be read: {error}") from error
+        raise DumpError(f"{path} cannot be read as Parquet: {error}") from error
     return rows
 
 
-def _all_places(topology: Topology) -> dict[tuple[int, int, int], int]:
-    """Stage, index among the data-parallel ranks, index along tp → rank; the first where there are several."""
-    found: dict[tuple[int, int, int], int] = {}
+def _ranks_by_coordinate(topology: Topology) -> dict[tuple[int, ...], int]:
+    """Indexes along pp, dp and tp → rank; the first rank where several have the same indexes."""
+    ranks: dict[tuple[int, ...], int] = {}
     for rank in range(topology.world_size):
-        place = topology.coordinate(rank)
-        found.setdefault((place.pp, place.dp, place.tp), rank)
-    return found
+        at = topology.coordinate(rank)
+        ranks.setdefault((at.pp, at.dp, at.tp), rank)
+    return ranks

@@ -1,4 +1,5 @@
-"""The errors of reading a file of another tool that is cut off, or was made to break a reader."""
+"""The errors that a damaged or malicious file of another tool causes in its reader, and the check of a rank's
+number."""
 
 from __future__ import annotations
 
@@ -14,20 +15,20 @@ UNREADABLE: tuple[type[Exception], ...] = (
     TypeError,
     ValueError,
 )
-"""All of these mean that the file cannot be read."""
+"""Each of these errors means that the file cannot be read."""
 MOST_RANKS = 1 << 20
-"""Numbers from here on are no ranks, but dates or processes."""
+"""A number from here on is not a rank, but for example a date or a process id."""
 
 
 def rank_number(value: Any) -> int:
-    """Read a number of a rank.
+    """Read the number of a rank.
 
     Raises:
-        ValueError: it cannot be the number of a rank.
-        TypeError: it is no number.
-        OverflowError: it is infinite.
+        ValueError: the value cannot be the number of a rank.
+        TypeError: the value is not a number.
+        OverflowError: the value is infinite.
     """
     rank = int(value)
     if not 0 <= rank < MOST_RANKS:
-        raise ValueError(f"rank {rank} is none: ranks are numbered from 0 to {MOST_RANKS - 1} at most")
+        raise ValueError(f"{rank} is not a rank: ranks are numbered from 0 to {MOST_RANKS - 1} at most")
     return rank

@@ -1,1 +1,1 @@
-"""What an agent and its ranks share: environment variables, step reports, and the faults that a drill injects."""
+"""Modules that an agent and its ranks share: environment variables, step reports, and the faults of drills."""

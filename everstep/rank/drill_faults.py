@@ -1,11 +1,13 @@
-"""Real faults, injected into ranks and workers by a drill.
+"""Injects the faults of a drill into ranks and workers.
 
-A drill writes a *plan*, a JSON list of faults, and names its file in ``EVERSTEP_FAULTS``. Without that variable nothing
-here ever runs. Each fault fires once, in the first process that meets it: before it acts, its *mark* ``<plan>.<id>`` is
-created exclusively, with the time, so that a restarted rank does not meet it again and the judge knows that it fired.
-In a plan of several drills each fault names the place of its marks (``marks``, a path in place of the plan's in
-``<plan>.<id>``). A fault ``after`` another fault (the path of its mark) strikes only processes that began once that
-fault had fired.
+A drill writes a *plan*, a JSON list of faults, to a file and names that file in ``EVERSTEP_FAULTS``. Without the
+variable this module does nothing. Each fault fires once, in the first process that meets it. Before a fault acts, its
+process creates the file ``<plan>.<id>``, the *mark*, with the time. The mark prevents that a restarted rank fires the
+fault again, and shows the judge of the drill that it fired.
+
+A fault may have ``marks``, a path that replaces ``<plan>`` in the name of its mark; plans of several drills use it. A
+fault may have ``after``, the path of another fault's mark: it then strikes only processes that began after that fault
+fired.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from everstep.rank import environment
 Fault = Mapping[str, Any]
 Action = Callable[[Fault], None]
 TOGETHER_S = 5.0
-"""Longest wait of a rank for others whose faults act together with its own, seconds."""
+"""Longest wait of a rank for the other ranks whose faults act at the same time, seconds."""
 HOLD_S = 90.0
 """Longest wait of a job for its drill, seconds."""
 
 
 def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
-    """The plan that the environment names, or None when no drill is on."""
+    """The plan's file and its faults; None: the environment names no plan."""
     name = os.environ.get(environment.FAULTS)
     if not name:
         return None
@@ -45,9 +47,9 @@ def load_plan() -> tuple[Path, list[dict[str, Any]]] | None:
 
 
 def claim(plan: Path, fault: Fault, **details: Any) -> bool:
-    """Mark a fault as fired, with details for the judge; False when it has fired already."""
+    """Mark a fault as fired, with details for the judge; False: it has fired already."""
     marker = _mark(plan, fault)
-    # Of this call alone: several threads of a worker may meet a fault at once, and the marker is the file it links to.
+    # The name is unique to this call, since several threads of a worker may meet a fault at the same time.
     temporary = marker.with_name(f"{marker.name}.{uuid.uuid4().hex}.new")
     temporary.write_text(json.dumps({"time_ns": time.time_ns(), "pid": os.getpid(), **details}))
     try:
@@ -61,16 +63,16 @@ def claim(plan: Path, fault: Fault, **details: Any) -> bool:
 
 
 def fired(plan: Path, fault: Fault) -> dict[str, Any] | None:
-    """``{"time_ns": …, "pid": …}`` of a fault that fired, else None."""
+    """The contents of a fault's mark, ``{"time_ns": …, "pid": …}``; None: the fault did not fire yet."""
     try:
-        fault_record: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
+        mark: dict[str, Any] = json.loads(_mark(plan, fault).read_text())
     except FileNotFoundError:
         return None
-    return fault_record
+    return mark
 
 
 def _mark(plan: Path, fault: Fault, name: str | None = None) -> Path:
-    """The file that says that a fault fired, or the one of another name beside it."""
+    """The file that marks a fault as fired, or a file beside it with another name."""
     base = Path(fault.get("marks", plan))
     return base.with_name(f"{base.name}.{name or fault['id']}")
 
@@ -89,7 +91,7 @@ class RankFaults:
         self._mine = [fault for fault in faults if _strikes(fault, rank) and self._begun_after(fault)]
         self._began = time.time()
         self.actions: dict[str, Action] = dict(ACTIONS)
-        """Name of a fault → what it does to this process. ``DrilledRun`` adds the faults inside torch."""
+        """Name of a fault → the function that acts it out in this process. ``DrilledRun`` adds faults inside torch."""
 
     @classmethod
     def from_environment(cls, rank: int) -> RankFaults | None:
@@ -104,7 +106,7 @@ class RankFaults:
         """Act out every fault that is due at a point (``begin``, ``step`` or ``save``) of a step."""
         for fault in [planned for planned in self._mine if self._is_due(planned, point, step)]:
             name = fault["fault"]
-            if name == "bitflip":  # the machine is broken: it acts again and again
+            if name == "bitflip":  # it imitates a broken machine, so it acts again and again
                 claim(self._plan, fault)
                 _flips(self._plan, fault).touch()
                 self._act(fault)
@@ -112,11 +114,11 @@ class RankFaults:
             if name == "check":
                 self._check(fault)
                 continue
-            self._mine.remove(fault)  # a rank meets each fault once, whichever rank fires it
+            self._mine.remove(fault)  # a rank meets each fault once, even if another rank fires it
             if fired(self._plan, fault) is None:
                 self._await_others(fault)
                 if claim(self._plan, fault):
-                    if name == "nan":  # this process lives on: the next NaN is for the next process
+                    if name == "nan":  # this process survives; further NaNs are meant for later processes
                         self._mine = [planned for planned in self._mine if planned["fault"] != name]
                         self._act(fault)
                         return
@@ -133,13 +135,15 @@ class RankFaults:
             return False
         due = bool(step >= fault.get("at_step", 0))
         if fault.get("only_in_job") and environment.REPLAY_STEPS in os.environ:
-            # A replay begins anew, on a machine that is broken by then.
+            # A replay begins with step 0 again, on a machine that is broken already.
             return _shows(fault) and (due or fired(self._plan, fault) is not None)
         return due
 
     def _check(self, fault: Fault) -> None:
-        """Abort where bits flip in this generation, as a check of the gradients before they are used would (``of``: the
-        fault that flips them). A replay's few steps are over before such a check is due."""
+        """Abort if the fault ``of`` has flipped bits in this generation, as a check of the gradients would.
+
+        In a replay nothing is checked: its few steps are over before such a check would be due.
+        """
         flips = _flips(self._plan, {**fault, "id": fault["of"]})
         if environment.REPLAY_STEPS not in os.environ and flips.exists() and flips.stat().st_mtime > self._began:
             claim(self._plan, fault)
@@ -149,7 +153,7 @@ class RankFaults:
         return "after" not in fault or Path(fault["after"]).exists()
 
     def _await_others(self, fault: Fault) -> None:
-        """Faults that name each other in ``together`` act at once, when the last of their ranks has come."""
+        """Wait until the ranks of all faults in ``together`` are ready, so that these faults act at the same time."""
         together = fault.get("together", ())
         here = [_mark(self._plan, fault, f"{fault_id}.here") for fault_id in together]
         if not here:
@@ -161,11 +165,11 @@ class RankFaults:
 
 
 class BitFlip:
-    """``bitflip`` of a machine: a calculation on it now and then has one wrong bit, as long as the plan says so.
+    """The fault ``bitflip``: calculations on a machine have one wrong bit, each with a certain probability.
 
     Args:
-        plan: The plan.
-        fault: Of it; ``probability`` (1 where it is not given) is that of each calculation.
+        plan: The file of the plan.
+        fault: The fault; its ``probability`` is that of one calculation, by default 1.
     """
 
     def __init__(self, plan: Path, fault: Fault) -> None:
@@ -174,7 +178,7 @@ class BitFlip:
 
     @classmethod
     def planned(cls, machine: str) -> BitFlip | None:
-        """The one that is planned for a machine, or None."""
+        """The bit flip that is planned for a machine; None: there is none."""
         loaded = load_plan()
         if loaded is None:
             return None
@@ -183,7 +187,7 @@ class BitFlip:
         return next((cls(plan, fault) for fault in flips), None)
 
     def strikes(self) -> bool:
-        """Whether the calculation at hand is to have a wrong bit; the first time is marked for the judge."""
+        """Whether the current calculation has to get a wrong bit; the first time is marked for the judge."""
         if self._random.random() >= self._fault.get("probability", 1.0):
             return False
         claim(self._plan, self._fault)
@@ -191,12 +195,12 @@ class BitFlip:
 
 
 def _strikes(fault: Fault, rank: int) -> bool:
-    """Whether a fault is this rank's: by its number, or as the first rank of the machine that the fault is bound to."""
+    """Whether a fault strikes a rank: it names the rank, or the machine whose first rank this is."""
     if "machine" in fault:
         if fault.get("of_tests"):
             return False
         if fault.get("only_in_job") and os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
-            return False  # nothing is computed with other machines
+            return False  # this machine computes alone
         return fault["machine"] == os.environ.get(environment.MACHINE) and os.environ.get("LOCAL_RANK") == "0"
     return bool(fault.get("rank") == rank)
 
@@ -207,7 +211,8 @@ def _flips(plan: Path, fault: Fault) -> Path:
 
 
 def _shows(fault: Fault) -> bool:
-    """Whether a fault shows in this run of a replay: in each one, in every second, … or, where that is 0, in none."""
+    """Whether a fault shows in this trial of a replay: it shows in every n-th trial, where ``shows_every`` is n; 0:
+    never."""
     every = int(fault.get("shows_every", 1))
     return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
 
@@ -221,7 +226,7 @@ def _stop(_: Fault) -> None:
 
 
 def _spin(_: Fault) -> None:
-    sys.setswitchinterval(1e6)  # no other thread of this process gets Python's lock any more
+    sys.setswitchinterval(1e6)  # from now on no other thread of this process gets the GIL
     while True:
         pass
 
@@ -244,7 +249,7 @@ def _fill_memory(fault: Fault) -> None:
 
 
 def _wait(fault: Fault) -> None:
-    """Wait until the drill has seen what it wants to see, or too long; this is no fault."""
+    """Wait until the drill creates the file ``until``, or for a limited time. This is not a fault."""
     deadline = time.monotonic() + fault.get("hold_s", HOLD_S)
     while not Path(fault["until"]).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -275,4 +280,4 @@ ACTIONS: Mapping[str, Action] = {
     "hold": _wait,
     "raise": _raise,
 }
-"""Name of a fault → what it does to this process, without torch."""
+"""Name of a fault that needs no torch → the function that acts it out in this process."""

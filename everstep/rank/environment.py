@@ -1,7 +1,7 @@
 """Names of all environment variables of everstep.
 
-Some are for commands, workers and agents. The others are between agent, rank and training library: the agent sets
-them; the training library and the fault hook read them. Beside them every rank gets torchrun's own variables.
+Some variables are for commands, workers and agents. The agent sets the others for its ranks, where the training library
+and the hook for faults read them. Every rank also gets the variables of torchrun.
 """
 
 HOME = "EVERSTEP_HOME"
@@ -36,46 +36,47 @@ REPORT_FILE = "EVERSTEP_REPORT_FILE"
 CHECKPOINT_FILE = "EVERSTEP_CHECKPOINT_FILE"
 """Mapped file that holds the rank's checkpoint slots."""
 CHECKPOINT_SLOTS = "EVERSTEP_CHECKPOINT_SLOTS"
-"""Slots in that file."""
+"""Number of slots in the file ``EVERSTEP_CHECKPOINT_FILE``."""
 CHECKPOINT_OVERLAP = "EVERSTEP_CHECKPOINT_OVERLAP"
 """``1``: copies overlap the next forward and backward; ``0``: training waits for them."""
 SAVE_SIGNAL = "EVERSTEP_SAVE_SIGNAL"
-"""FIFO that tells the agent of a committed save: one byte each, written without waiting, for any reader or none."""
+"""FIFO by which a rank notifies its agent of saves: one byte for each committed save, written without waiting."""
 BACKUP_SLOTS = "EVERSTEP_BACKUP_SLOTS"
-"""Slots of each backup that this machine holds for others, to compute the room that is needed; 0: no backups."""
+"""Number of slots of each backup on this machine, to compute the memory that is needed; 0: there are no backups."""
 RESHARD_FROM = "EVERSTEP_RESHARD_FROM"
 """Folder of a checkpoint on disk that was saved with other parallel sizes, to start from."""
 RESUME_STEP = "EVERSTEP_RESUME_STEP"
-"""Completed steps of the state to restore; 0 from the beginning, -1 nothing agreed."""
+"""Completed steps of the state to restore; 0: the script starts from the beginning; -1: the script restores by
+itself."""
 TOPOLOGY = "EVERSTEP_TOPOLOGY"
 """``str`` of the job's topology, e.g. ``4,2,2,2,pp-dp-tp`` (``everstep.model.topology``)."""
 MONITOR = "EVERSTEP_MONITOR"
 """File with the settings of an agent's inspections; for agents, never for ranks."""
 NOTICES = "EVERSTEP_NOTICES"
-"""File that says who is told of events; for workers."""
+"""File with the receivers of notices; for workers."""
 VERSIONS = "EVERSTEP_VERSIONS"
 """Folder or fsspec URL where versions of jobs' code are kept; for workers and commands."""
 UI_URL = "EVERSTEP_UI_URL"
 """Address of Temporal's Web UI, for links; for workers and commands."""
 TEMPLATE = "EVERSTEP_TEMPLATE"
-"""Socket of the template from which agents on one computer have their fork servers forked; for agents, never for
+"""Socket of the template, from which the fork servers of agents on one computer are forked; for agents, never for
 ranks."""
 AGENT_TOKEN_FILE = "EVERSTEP_AGENT_TOKEN_FILE"
 """File with the token that every call to an agent must carry; for agents, workers and commands, never for ranks."""
 AGENT_CA_FILE = "EVERSTEP_AGENT_CA_FILE"
 """Authority (PEM) that signed the agents' certificates; for agents, workers and commands."""
 AGENT_CERT_FILE = "EVERSTEP_AGENT_CERT_FILE"
-"""Certificate to show to agents that ask for one; for workers and commands."""
+"""Certificate that is shown to agents that ask for one; for workers and commands."""
 AGENT_KEY_FILE = "EVERSTEP_AGENT_KEY_FILE"
-"""Key of that certificate."""
+"""Key of the certificate in ``EVERSTEP_AGENT_CERT_FILE``."""
 TRIAL = "EVERSTEP_TRIAL"
-"""File in which a process that only tries the script says that it came to where it joins the job; it ends there."""
+"""File that a process which only tries the script writes when the script joins the job; the process then ends."""
 CONTROL_SOCKET = "EVERSTEP_CONTROL_SOCKET"
 """Socket on which torch's own server in a rank answers the agent, e.g. with its flight record."""
 STATE_DIGEST = "EVERSTEP_STATE_DIGEST"
 """``1``: each rank writes a digest of its state to its log when ``run.steps`` ends."""
 REPLAY_STEPS = "EVERSTEP_REPLAY_STEPS"
-"""After so many steps a rank of a replay is done, and waits to be ended; it keeps no checkpoints. Scripts may look at
-it, to write nothing of their own meanwhile."""
+"""Number of steps of a replay. After these steps its ranks wait to be ended; they keep no checkpoints. A script may
+read the variable, to write no files during a replay."""
 FAULTS = "EVERSTEP_FAULTS"
 """File with the faults to inject (drills only); see everstep/rank/drill_faults.py."""

@@ -1,11 +1,11 @@
-"""Environment variables that are read only when a process starts or imports torch. Pure.
+"""Names of environment variables that are read only when a process starts or imports torch.
 
-A rank is forked from a process that has imported torch already. What torch, Python and the libraries below them read at
-import must have been in the environment of that process; what is set later changes nothing. So a job that sets such a
-variable gets a fork server of its own, started with it.
+A rank is forked from a process that has already imported torch. Variables that torch, Python or their libraries read at
+import must be in the environment of that process; in the rank it would be too late. So a job that sets such a variable
+gets its own fork server, which is started with it.
 
-Which names torch's modules read is known from the modules themselves (tests/agent/launcher/test_import_variables.py
-looks at all of them). Names that the installed torch reads and that are not known here are said in the rank's log.
+The names are collected from torch's modules (tests/agent/launcher/test_import_variables.py checks all of them). If the
+installed torch reads further names, the rank's log lists them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _TORCH = (
     *("CUTEDSL_", "CUTLASS_", "DUMP_AOTI_", "ENABLE_", "FAKE_", "FLYDSL_", "PARTITIONER_", "UNSAFE_SKIP_"),
 )
 BEGINNINGS = _PYTHON + _LIBRARIES + _TORCH
-"""Beginnings of their names."""
+"""Beginnings of the names of such variables."""
 
 NAMES = frozenset(
     ("CI", "CXX", "LOGLEVEL", "HOME", "TMPDIR", "TEMP", "TMP", "USER", "USERNAME", "LOGNAME", "LNAME")  # whole names
 )
-"""Those that go by no beginning; torch and the standard library make paths and names of them once."""
+"""Complete names of such variables. Torch and the standard library make paths and names from them, once."""
 
 BY_THE_RANK = frozenset({"OMP_NUM_THREADS", "TORCH_CUDA_SANITIZER"})
-"""A rank takes these over itself after its fork: a fork server has one thread, and has not initialised CUDA."""
+"""Exceptions: a rank applies these itself after its fork, since a fork server has one thread and does not use CUDA."""
 
 
 def read_at_import(name: str) -> bool:
-    """Whether a fork server must have been started with a variable for its ranks to go by it."""
+    """Whether a variable has an effect in ranks only if their fork server was started with it."""
     return name not in BY_THE_RANK and (name in NAMES or name.startswith(BEGINNINGS))

@@ -1,26 +1,26 @@
 """The step reports of one rank: a mapped file that the rank writes and the agent reads.
 
-Writing is a few packed stores into mapped memory: no system call, no lock, and nothing to wait for, whether an agent
-reads, is stopped or is dead. The file is created by the agent, one per rank and generation.
+Writing a report takes a few stores into mapped memory. It needs no system call and no lock, and never waits, even if
+the agent is stopped or dead. The agent creates one file for each rank and generation.
 
 Layout, little endian::
 
     0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
     64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
-    192   flops_per_token f64 · peak_flops f64 · derived u32; all 0: not known
-    216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align u32; all 0: the rank is not asked to wait
+    192   flops_per_token f64 · peak_flops f64 · derived u32; all are 0 if not known
+    216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align u32; all are 0 if the rank is not asked to wait
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
     end   64 bytes by which the kernel notifies the agent that the rank begins to end (``end_notice``)
 
-A record is valid when its sequence is what its place says: the writer stores the record first and ``published`` last; a
-reader that was lapped drops what the writer has overwritten meanwhile. ``given`` says which of the numbers the script
-gave (``LOSS``, ``GRAD_NORM``): what it did not give is NaN as well, and no fault.
+The writer stores a record first and ``published`` last. A record is valid if its sequence fits its position in the
+ring, so a reader drops records that were overwritten while it read. ``given`` has a bit for each number that the script
+reported (``LOSS``, ``GRAD_NORM``). A number that it did not report is NaN, which is not a fault then.
 
-One thing the agent writes: a rank that has completed ``align_step`` steps waits at the end of a step, and says so in
-``aligned_step``. ``asked_ns``, of the machine's monotonic clock, is when that was asked for last: a rank that is not
-asked again goes on by itself.
+The agent writes only ``align_step`` and ``asked_ns``. A rank that has completed ``align_step`` steps waits at the end
+of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, of the machine's
+monotonic clock: a rank whose request is not renewed resumes by itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RING = 256
 RECORD_BYTES = 64
 DEFAULT_CAPACITY = 4096
 LOSS, GRAD_NORM = 1, 2
-"""Bits of ``given``."""
+"""Bits of ``StepRecord.given``."""
 
 _HEAD = struct.Struct("<8sIIIIQ")
 _PUBLISHED = struct.Struct("<Q")
@@ -66,7 +66,7 @@ _MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONE
 
 
 class StepRecord(NamedTuple):
-    """A report of a step."""
+    """The report of a step."""
 
     step: int
     time_ns: int
@@ -74,41 +74,41 @@ class StepRecord(NamedTuple):
     grad_norm: float
     tokens: int
     given: int = 0
-    """Which numbers the script gave: ``LOSS``, ``GRAD_NORM``."""
+    """The numbers that the script reported, as bits ``LOSS`` and ``GRAD_NORM``."""
 
 
-UNASKED_S = 120.0
-"""A rank that was not asked again within this time goes on: the asker is gone."""
+REQUEST_VALID_S = 120.0
+"""A rank that waits resumes if the request was not renewed within this time, seconds: the worker is gone."""
 
 
 class Alignment(NamedTuple):
     """Whether a rank is asked to wait at the end of a step, and whether it waits."""
 
     step: int = 0
-    """A rank that has completed so many steps waits; 0: it does not."""
+    """Number of completed steps from which on the rank has to wait; 0: it does not have to."""
     asked_ns: int = 0
-    """When that was asked for last, nanoseconds of the machine's monotonic clock."""
+    """When that was requested last, nanoseconds of the machine's monotonic clock."""
     aligned: int = 0
-    """Completed steps at which it waits, its state saved; 0: it does not wait."""
+    """Number of completed steps at which the rank waits, with its state saved; 0: it does not wait."""
     can: bool = False
-    """It looks whether it has to wait: its script numbers its steps."""
+    """Whether the rank checks these requests, which needs a script that numbers its steps."""
 
     def is_asked(self, completed_steps: int) -> bool:
-        """Whether a rank that has completed so many steps has to wait now."""
-        asked = time.monotonic_ns() - self.asked_ns <= UNASKED_S * 1e9
-        return asked and 0 < self.step <= completed_steps
+        """Whether a rank with this number of completed steps has to wait now."""
+        valid = time.monotonic_ns() - self.asked_ns <= REQUEST_VALID_S * 1e9
+        return valid and 0 < self.step <= completed_steps
 
 
 class Flops(NamedTuple):
-    """What a token costs this rank, and what its device can do: the parts of the MFU."""
+    """The cost of a token for a rank, and the peak rate of its device, from which the MFU is computed."""
 
     per_token: float = 0.0
     """Floating point operations for one token; 0: not known."""
     peak: float = 0.0
     """Floating point operations that the rank's device can do in a second; 0: not known."""
     derived: bool = False
-    """Whether ``per_token`` is 6 for each parameter of this rank's share of the model; else it is the script's number,
-    for the whole model."""
+    """True: ``per_token`` is 6 for each parameter of this rank's share of the model. False: the script gave it, for the
+    whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Snapshot:
     """Steps completed since the job's beginning; -1: the script does not report."""
     optimizer_steps: int
     stepped_ns: int
-    """When it last stepped, nanoseconds of its machine's clock; 0: never."""
+    """When the rank last stepped, nanoseconds of its machine's clock; 0: never."""
     milestones: dict[str, int]
     newest: StepRecord | None
     flops: Flops
 
     @property
     def shown_steps(self) -> int:
-        """Steps that the process showed, in whatever way."""
+        """Number of steps that the process showed: by reports, by the optimizer, or its first step in ``run.steps``."""
         return max(self.published, self.optimizer_steps, int(self.milestones["first_step"] > 0))
 
 
@@ -149,7 +149,7 @@ class ReportFile:
 
     @classmethod
     def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
-        """Create the file, all of it allocated, so that no later write can fail."""
+        """Create the file. All of it is allocated, so that no later write can fail."""
         size = _end_of_ring(capacity) + end_notice.ROOM
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -186,7 +186,7 @@ class ReportFile:
     # The writer: the rank.
 
     def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
-        """Publish a record; never blocks. None: not known."""
+        """Publish a record without waiting; a loss or norm of None is not known."""
         given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
         loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         sequence = self._published
@@ -196,27 +196,27 @@ class ReportFile:
         _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
 
     def arm_end_notice(self) -> bool:
-        """Have the kernel notify the agent when this process begins to end; False: this system cannot.
+        """Let the kernel notify the agent when this process begins to end; False: this system does not support it.
 
-        Called once, in the main thread of the rank. The file stays mapped from then on.
+        The main thread of the rank calls this once. The file stays mapped from then on.
         """
         return end_notice.arm(self._map, _end_of_ring(self.capacity))
 
     def set_pid(self, pid: int) -> None:
-        """Say which process this rank is."""
+        """Set the process id of this rank."""
         _U32.pack_into(self._map, 20, pid)
 
     def attach(self) -> None:
-        """Say that the script uses everstep."""
+        """Report that the script uses everstep."""
         _U32.pack_into(self._map, _AT_ATTACHED, 1)
         self.mark("joined")
 
     def finish(self) -> None:
-        """Say that the training loop ran to its end."""
+        """Report that the training loop ran to its end."""
         _U32.pack_into(self._map, _AT_FINISHED, 1)
 
     def complete(self, completed_steps: int) -> None:
-        """Say how many steps are completed; the newest may still be on its way into a slot."""
+        """Report the number of completed steps; the save of the newest one may not be committed yet."""
         _I64.pack_into(self._map, _AT_COMPLETED, completed_steps)
 
     def count_optimizer_step(self) -> int:
@@ -230,7 +230,7 @@ class ReportFile:
         _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
 
     def mark(self, milestone: Milestone) -> None:
-        """Note when the rank got to a milestone; only the first time counts."""
+        """Record when the rank reached a milestone; only the first call counts."""
         at = _MILESTONE_AT[milestone]
         if not _I64.unpack_from(self._map, at)[0]:
             _I64.pack_into(self._map, at, time.time_ns())
@@ -240,12 +240,12 @@ class ReportFile:
         _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
 
     def align_step(self) -> int:
-        """Number of completed steps after which to wait; 0: do not wait. It is cheap, and read in every step."""
+        """Number of completed steps from which on the rank has to wait; 0: it does not have to. Read in every step."""
         step: int = _I64.unpack_from(self._map, _AT_ALIGN)[0]
         return step
 
     def set_aligned(self, completed_steps: int) -> None:
-        """Report that this rank waits, with the state after so many steps saved; 0: it goes on."""
+        """Report that this rank waits, and that its state after this number of steps is saved; 0: it does not wait."""
         _I64.pack_into(self._map, _AT_ALIGNED, completed_steps)
 
     def can_align(self) -> None:
@@ -255,7 +255,7 @@ class ReportFile:
     # The reader: the agent.
 
     def align(self, step: int) -> None:
-        """Ask the rank to wait once it has completed so many steps, or to wait no longer: 0."""
+        """Ask the rank to wait once it has completed ``step`` steps; 0: to wait no longer."""
         _I64.pack_into(self._map, _AT_ALIGN + 8, time.monotonic_ns())
         _I64.pack_into(self._map, _AT_ALIGN, step)
 
@@ -302,19 +302,19 @@ class ReportFile:
         """Records from sequence ``start`` on.
 
         Returns:
-            The sequence to ask for next, and the records, oldest first. What
-            the ring no longer holds is left out: it keeps ``capacity`` - 1.
+            The sequence for the next call, and the records, oldest first. Only the last ``capacity`` - 1 records can be
+            read; older ones are left out.
         """
         published = self._published_now()
-        found: list[tuple[int, StepRecord]] = []
+        records: list[tuple[int, StepRecord]] = []
         for sequence in range(max(start, published - self.capacity, 0), published):
             at = RING + sequence % self.capacity * RECORD_BYTES
             stored, *fields = _RECORD.unpack_from(self._map, at)
             if stored == sequence:
-                found.append((sequence, StepRecord(*fields)))
-        # Meanwhile the writer may have come round: what lies in its next place or before may be half overwritten.
+                records.append((sequence, StepRecord(*fields)))
+        # The writer may have overwritten the oldest of these records, and half of the one after them, while we read.
         safe = self._published_now() - self.capacity
-        return published, [record for sequence, record in found if sequence > safe]
+        return published, [record for sequence, record in records if sequence > safe]
 
     def _flops(self) -> Flops:
         per_token, peak, derived = _FLOPS.unpack_from(self._map, _AT_FLOPS)

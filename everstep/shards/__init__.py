@@ -1,1 +1,1 @@
-"""Checkpoints on disk and on remote storage: one safetensors file a rank, with a manifest."""
+"""Checkpoints on disk and on remote storage: for each rank a safetensors file and a manifest."""

@@ -1,4 +1,4 @@
-"""Files that are either whole and on the disk, or not there."""
+"""Writes files that are either complete and on the disk, or do not exist."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from everstep.base.text import size_text
 from everstep.errors import CheckpointError
 
 WRITING = ".writing"
-"""End of the names of files that are not whole yet. Readers of checkpoints do not take them for any."""
+"""End of the names of incomplete files, which readers of checkpoints ignore."""
 FLUSH_BYTES = 64 << 20
-"""Written data is flushed to the disk and dropped from the page cache in pieces of this many bytes: training's own
-files stay in memory, and closing a large file does not take long."""
+"""Written data is flushed to the disk, and dropped from the page cache, after each so many bytes. So the files that
+training reads stay in memory, and the end of a large file does not take long."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 class Output:
-    """A file under a temporary name until ``commit``; without it nothing stays.
+    """A file that has a temporary name until ``commit``; without ``commit`` it is deleted.
 
     Args:
-        path: Its name in the end. The folder is made when it does not exist.
-        size: Its bytes, reserved at once: a full disk is an error now and not at the end.
+        path: The final path. The folder is made when it does not exist.
+        size: Size of the file, bytes. The room is reserved at the begin, so that a full disk is an error then.
 
     Raises:
-        CheckpointError: it cannot be written; on a full disk with numbers. All methods may raise it.
+        CheckpointError: the file cannot be written; for a full disk the message has numbers. All methods may raise it.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self._written = self._flushed = 0
         self._digest = xxhash.xxh3_64()
-        # A name of its own: on a shared disk a machine that was given up may still be writing the same rank's.
+        # The name is unique: on a shared disk, a machine that was evicted may still write a file of the same rank.
         self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{WRITING}")
         try:
             _make_folder(path.parent)
@@ -69,7 +69,7 @@ class Output:
                 self._temporary.unlink()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append."""
+        """Append data."""
         self._digest.update(data)
         try:
             with memoryview(data) as view:
@@ -87,21 +87,21 @@ class Output:
         self.write(bytes(end - self._written))
 
     def digest(self) -> str:
-        """xxh3_64 of what was written, hexadecimal."""
+        """xxh3_64 of all data written so far, hexadecimal."""
         return self._digest.hexdigest()
 
     def sync(self) -> None:
-        """Sync what was written to the disk."""
+        """Wait until all data written so far is on the disk."""
         try:
             self._flush()
         except OSError as error:
             raise self._failure(error) from error
 
     def commit(self, outdated: Path | None = None) -> None:
-        """Flush everything to the disk and give the file its name.
+        """Wait until all data is on the disk, and give the file its final name.
 
         Args:
-            outdated: A file that describes the replaced file, and is deleted first.
+            outdated: A file that describes an older file of that name; it is deleted first.
         """
         try:
             os.fsync(self._descriptor)
@@ -133,7 +133,7 @@ class Output:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file, or put it in another's place.
+    """Write or replace a small file atomically.
 
     Raises:
         CheckpointError: it cannot be written.

@@ -1,8 +1,8 @@
-"""A rank's state as a safetensors file with a manifest: written from a slot, and read back into a slot.
+"""Writes a slot to a safetensors file with a manifest, and reads it back into a slot.
 
-The file is also a shard of a checkpoint that torch's distributed checkpoint reads, with other parallel sizes too
-(``everstep/shards/safetensors_layout.py``). It has every byte of the slot's payload, so that a rank restores from its
-own slot as always. No torch here: the agent writes and reads these files, in a thread, with little memory.
+Torch's distributed checkpoint can also read the files of all ranks, even with other parallel sizes
+(``everstep/shards/safetensors_layout.py``). A file has every byte of the slot's payload, so a restored slot equals the
+saved one. This module does not import torch: the agent reads and writes the files, in a thread, with little memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, aligned
 
 CHUNK_BYTES = 4 << 20
-"""Most that is held in memory, beside a state's structure."""
+"""The most bytes of a file that are in memory at once, apart from the state's structure."""
 
 ReadAt = Callable[[int, memoryview], int]
-"""``read(offset, buffer)``: fills the buffer or a part of it; returns the bytes read, 0 when there are none."""
+"""``read(offset, buffer)`` fills the buffer or a part of it, and returns the number of bytes read; 0: there are
+none."""
 Pace = Callable[[int], object]
-"""Called with the bytes of each piece that was moved: waits to keep a rate, raises to give up. ``write_shard`` calls
-it with 0 when all is on the disk and nothing counts yet: who raises then can be sure that nothing ever will."""
+"""A function that is called with the number of bytes of each piece that was moved. It may wait, to keep a rate, or
+raise an error, to end the transfer. ``write_shard`` also calls it with 0, when all data is on the disk but the file
+does not count yet: if the function raises an error then, the file never counts."""
 
 
 def write_shard(
@@ -45,23 +47,22 @@ def write_shard(
 ) -> Manifest:
     """Write ``rank-<r>.safetensors`` and then ``rank-<r>.json``, each atomically and lastingly.
 
-    A kill, a full disk or a slot that is overwritten meanwhile leave no file
-    that counts: the payload's checksum is computed along the way.
+    A kill, a full disk, or a slot that is overwritten meanwhile leave no file that counts.
 
     Args:
         folder: ``step_folder(root, job, step)``; made when it does not exist.
         job: Name of the job.
-        rank: Whose state it is.
-        topology: As in ``EVERSTEP_TOPOLOGY``; empty: not known.
+        rank: The rank whose state is written.
+        topology: Text of the job's topology, as in ``EVERSTEP_TOPOLOGY``; empty: not known.
         header: The slot's header, from ``SlotReader.header``.
         read: Reads the slot's payload, e.g. ``partial(reader.read_into, header)``.
-        run: Which run of the job's name writes it; empty: not known.
-        code_version: Which version of the job's code saved it; 0: not known.
-        pace: Called after each piece of 4 MiB at most.
+        run: Id of the run that writes the file; empty: not known.
+        code_version: Number of the version of the job's code that saved the state; 0: not known.
+        pace: Called after each piece of at most 4 MiB.
 
     Raises:
-        CorruptCheckpoint: what was read is not the state of the header (any more).
-        CheckpointError: the file cannot be written, on a full disk with numbers; or a tensor is of an unknown type.
+        CorruptCheckpoint: the slot's payload does not, or no longer, match its header.
+        CheckpointError: the file cannot be written, or a tensor has an unknown type.
         TopologyError: ``topology`` cannot be read.
     """
     payload = _Payload(header, read, pace)
@@ -96,7 +97,7 @@ def write_shard(
         output.sync()
         if pace is not None:
             pace(0)
-        # An older manifest must not stand beside the new file, not even for a moment.
+        # The older manifest is deleted first: it must never exist beside the new file.
         output.commit(outdated=folder / manifest_name(rank))
     replace_file(folder / manifest_name(rank), manifest.to_json().encode())
     return manifest
@@ -111,20 +112,20 @@ def restore(
     newest_generation: int | None = None,
     pace: Pace | None = None,
 ) -> SlotHeader:
-    """Put a state on disk or remote storage into a slot, verified from end to end.
+    """Read a state from disk or remote storage into a slot, and verify all of it.
 
     Args:
         manifest: The manifest of the file.
         read: Reads the file.
         slot_file: The slot file to write to.
-        fill: Fills a buffer with the first bytes of the payload of another rank whose manifest of this step has the
-            same digest. Then only small tensors and the structure are read from the file.
-        newest_generation: Highest generation that the slot may be of.
+        fill: Fills a buffer with the tensors of another rank whose manifest of this step has the same digest. Then only
+            small tensors and the structure are read from the file.
+        newest_generation: A higher generation of the file is replaced by this one; None: none is.
         pace: Called after each piece that was read from the file.
 
     Raises:
-        CorruptCheckpoint: file, or what ``fill`` gave, is not what the manifest says; the slot stays empty.
-        CheckpointError: no room in shared memory.
+        CorruptCheckpoint: the file, or the bytes from ``fill``, do not match the manifest; the slot stays empty.
+        CheckpointError: there is no room in shared memory.
     """
     header = manifest.slot_header(newest_generation)
     spare = manifest.gaps()
@@ -138,11 +139,9 @@ def restore(
                 if fill is None or part.nbytes < SHARED_BYTES:
                     read_piece(read, part, view, f"the tensor {part.name}", pace)
                 elif xxhash.xxh3_64_hexdigest(view) != part.xxh3:
-                    raise CorruptCheckpoint(
-                        f"the tensor {part.name} that another rank gave is not that of the manifest"
-                    )
+                    raise CorruptCheckpoint(f"the tensor {part.name} from another rank does not match the manifest")
         padding = bytearray(manifest.padding.nbytes)
-        read_piece(read, manifest.padding, memoryview(padding), "what is between the tensors", pace)
+        read_piece(read, manifest.padding, memoryview(padding), "the bytes between the tensors", pace)
         done = 0
         for offset, size in spare:
             payload[offset : offset + size] = padding[done : done + size]
@@ -158,33 +157,40 @@ def restore(
     return header
 
 
-def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, what: str, pace: Pace | None = None) -> None:
+def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, name: str, pace: Pace | None = None) -> None:
     """Fill ``view`` with a piece of a file.
 
+    Args:
+        read: Reads the file.
+        piece: The position and the checksum of the piece.
+        view: The buffer to fill.
+        name: What the piece is, for messages.
+        pace: Called after each part of at most 4 MiB.
+
     Raises:
-        CorruptCheckpoint: the file ends before, or holds something else.
+        CorruptCheckpoint: the file is too short, or the piece does not match its checksum.
     """
     digest, done = xxhash.xxh3_64(), 0
     while done < piece.nbytes:
         with view[done : done + CHUNK_BYTES] as part:
             got = read(piece.at + done, part)
             if not got:
-                raise CorruptCheckpoint(f"the file ends at byte {piece.at + done}, in {what}")
+                raise CorruptCheckpoint(f"the file ends at byte {piece.at + done}, in {name}")
             digest.update(part[:got])
         done += got
         if pace is not None:
             pace(got)
     if digest.hexdigest() != piece.xxh3:
-        raise CorruptCheckpoint(f"{what} does not match its checksum")
+        raise CorruptCheckpoint(f"{name} does not match its checksum")
 
 
 def verify_shard(manifest: Summary, read: ReadAt) -> str:
-    """The damage of a file, after reading all of it; empty: none."""
+    """Read a complete file; returns how it is damaged, empty: it is intact."""
     return verify_piece(Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3), read)
 
 
 def verify_piece(piece: Part | Piece, read: ReadAt) -> str:
-    """The damage of a piece of a file, read with little memory; empty: none."""
+    """Read a piece of a file, with little memory; returns how it is damaged, empty: it is intact."""
     digest, done = xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(piece.nbytes, 1))))
     while done < piece.nbytes:
@@ -198,7 +204,7 @@ def verify_piece(piece: Part | Piece, read: ReadAt) -> str:
 
 @contextlib.contextmanager
 def open_shard(folder: Path, rank: int) -> Iterator[ReadAt]:
-    """``read(offset, buffer)`` of ``rank-<r>.safetensors``.
+    """Open ``rank-<r>.safetensors``; the context manager gives a function that reads it.
 
     Raises:
         CheckpointError: it cannot be opened.
@@ -215,7 +221,7 @@ def open_shard(folder: Path, rank: int) -> Iterator[ReadAt]:
 
 
 def _stream(payload: _Payload, layout: FileLayout, output: Output) -> tuple[tuple[Part, ...], str, str]:
-    """Write the payload in one pass; returns tensors with their digests, and the digests of padding and structure."""
+    """Write the payload in one pass; returns the tensors with their digests, and those of padding and structure."""
     output.write(layout.head)
     padding, tensors = bytearray(), []
     for part in layout.tensors:
@@ -249,7 +255,7 @@ class _Payload:
         self._buffer = memoryview(bytearray(min(CHUNK_BYTES, max(self.end, 1))))
 
     def structure(self) -> bytes:
-        """The structure, ahead of everything else and not verified yet."""
+        """The structure, which is read first and not verified yet."""
         structure, done = bytearray(self._header.structure_bytes), 0
         with memoryview(structure) as view:
             while done < len(structure):

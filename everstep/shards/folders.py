@@ -1,11 +1,11 @@
-"""The folders of a job's checkpoints on disk: which copies they hold, and which are deleted or set aside.
+"""The folders of a job's checkpoints on disk: lists their copies, deletes them or sets them aside.
 
 ::
 
     <root>/<job>/step-000000120/rank-3.safetensors, rank-3.json, …
     <root>/<job>/abandoned-g4-step-000000140/…
 
-Several machines may share the root; then each sees the files of all.
+Several machines may share the root; then each of them sees all files.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ShardOnDisk:
     """The ``step-…`` folder."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty when it is."""
+    """Why it is not valid; empty: it is valid."""
     generation: int = 0
     """Generation of the job that saved it."""
     bytes: int = 0
     saved_ns: int = 0
     digest: str = ""
-    """``Manifest.digest``."""
+    """Digest of its tensors (``Summary.digest``)."""
     run: str = ""
     topology: str = ""
     code_version: int = 0
@@ -59,18 +59,18 @@ def step_name(step: int) -> str:
 
 
 def step_folder(root: Path, job: str, step: int) -> Path:
-    """The folder of the state after so many completed steps."""
+    """The folder of the state after a number of completed steps."""
     return root / job / step_name(step)
 
 
 def step_of(folder: Path) -> int | None:
-    """Completed steps of what a folder holds, by its name; None: not a folder of a checkpoint."""
+    """Completed steps of the checkpoint in a folder, by the folder's name; None: it is not a folder of a checkpoint."""
     match = _STEP.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def step_folders(root: Path, job: str) -> dict[int, Path]:
-    """The folders of a job by step, ascending; none when nothing was ever written."""
+    """The folders of a job by step, ascending; empty: none exists."""
     with contextlib.suppress(OSError):
         folders = {step: path for path in (root / job).iterdir() if (step := step_of(path)) is not None}
         return dict(sorted(folders.items()))
@@ -89,13 +89,13 @@ def manifests(folder: Path) -> dict[int, Manifest]:
 def held_on_disk(
     root: Path, job: str, *, ranks: Collection[int] | None = None, verify: bool = False
 ) -> list[ShardOnDisk]:
-    """All copies of a job, by step and rank; damage gives reasons, never an exception.
+    """All copies of a job, by step and rank. A damaged copy is listed with its reason; it raises no error.
 
     Args:
         root: The folder of all jobs.
         job: Name of the job.
         ranks: Only these ranks; None: all ranks.
-        verify: Whether to read everything and compare checksums, and not only manifests and sizes.
+        verify: True: read all data and compare checksums. False: check only manifests and sizes.
     """
     return [
         held_in(folder, step, rank, verify=verify)
@@ -131,13 +131,13 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> Shar
 
 
 def complete_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
-    """The steps of which valid copies of all given ranks exist, ascending.
+    """The steps of which valid copies of all of ``ranks`` exist, ascending.
 
     Args:
         root: The folder of all jobs.
         job: Name of the job.
-        ranks: The ranks; without any, no step is complete.
-        run: Id of the run that asks: copies of another run do not count.
+        ranks: The ranks; if there are none, no step is complete.
+        run: Copies of other runs than this one do not count; empty: copies of all runs count.
     """
     return [
         step
@@ -147,19 +147,18 @@ def complete_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "
 
 
 def prune(root: Path, job: str, steps: Collection[int], *, run: str = "") -> list[int]:
-    """Delete steps, of all ranks, and the rest of steps that an earlier call did not finish.
+    """Delete steps with the files of all ranks, and the remains of steps that a killed agent did not delete completely.
 
     Args:
         root: The folder of all jobs.
         job: Name of the job.
         steps: The steps to delete.
-        run: Id of the run that asks. Ranks of another run may still live and share the folder: steps of a newer run are
-            not deleted.
+        run: Id of the run that calls. Steps of a newer run are not deleted: its ranks may run and share the folder.
 
     Returns:
         The steps that were deleted.
     """
-    for left in (root / job).glob(f"*{_DELETED}"):  # a kill came in between
+    for left in (root / job).glob(f"*{_DELETED}"):
         shutil.rmtree(left, ignore_errors=True)
     folders = step_folders(root, job)
     old = [step for step in sorted(folders.keys() & set(steps)) if not _is_newer(folders[step], step, run)]
@@ -177,17 +176,17 @@ def set_aside(
     keep: int = 1,
     abandoned: Callable[[Manifest], bool] | None = None,
 ) -> list[int]:
-    """Rename the folders of steps that a job abandons, because it goes on from an earlier step.
+    """Rename the folders of steps that a job abandons, because it resumes from an earlier step.
 
-    Names are ``abandoned-g<generation>-step-…``; the last ``keep`` of them are kept.
+    The new names are ``abandoned-g<generation>-step-…``; the newest ``keep`` of these folders are kept.
 
     Args:
         root: The folder of all jobs.
         job: Name of the job.
-        after_step: The step from which the job goes on.
-        generation: The generation that goes on. Its own later steps stay, in case this is called again.
+        after_step: The step from which the job resumes.
+        generation: The generation that resumes. Its own later steps stay, in case this is called again.
         keep: Number of such folders to keep.
-        abandoned: Whether the file of a manifest is abandoned; None: files of older generations are.
+        abandoned: Decides by its manifest whether a file is abandoned; None: files of older generations are.
 
     Returns:
         The steps that were set aside.
@@ -223,19 +222,19 @@ def _counts(shard: ShardOnDisk, run: str) -> bool:
 
 
 def _is_newer(folder: Path, step: int, run: str) -> bool:
-    """Whether a newer run has files there."""
+    """Whether a newer run has files in a folder."""
     return any(is_older(run, held_in(folder, step, rank).run) for rank in _ranks(folder))
 
 
 def _ranks(folder: Path) -> list[int]:
-    """Ranks that have a manifest, or at least a file without a manifest."""
+    """The ranks that have a manifest or a data file in a folder."""
     with contextlib.suppress(OSError):
         return sorted({int(match[1]) for path in folder.iterdir() if (match := _RANK.fullmatch(path.name))})
     return []
 
 
 def _fault(folder: Path, manifest: Summary, step: int, *, verify: bool) -> str:
-    """The damage of a rank's file; empty: none."""
+    """How a rank's file is damaged; empty: it is intact."""
     path = folder / data_name(manifest.rank)
     if manifest.step != step:
         return f"{path} holds the state after step {manifest.step}"
@@ -261,7 +260,7 @@ def _rename(folder: Path, target: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    # The name first: a kill in the middle must not leave half of a checkpoint under its name.
+    # The folder is renamed first: after a kill, half of a checkpoint must not have the name of a checkpoint.
     gone = folder.with_name(folder.name + _DELETED)
     with contextlib.suppress(OSError):
         folder.rename(gone)

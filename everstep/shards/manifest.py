@@ -1,7 +1,7 @@
-"""The manifest beside the file of a rank's state on disk: its contents, with a checksum of everything.
+"""The manifest of a rank's file on disk, which describes the contents of the file with checksums.
 
 A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files of each rank: ``rank-3.safetensors``,
-and ``rank-3.json``, the manifest, written last. Without a manifest whose own checksum holds there is no copy.
+and ``rank-3.json``, the manifest, which is written last. A file counts as a copy only if it has an intact manifest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from everstep.slots.format import SlotHeader
 
 VERSION = 1
 SHARED_BYTES = 16384
-"""Tensors from this size on make up the digest. What differs between the ranks of a data-parallel group although
-its parameters are alike is smaller: states of random number generators (5 KB), positions, batch statistics."""
+"""Least bytes of a tensor that is part of ``Summary.digest``. Data that differs between the ranks of a data-parallel
+group is smaller: states of random number generators (5 KB), positions in the data, batch statistics."""
 
 
 class _Model(BaseModel):
@@ -31,56 +31,56 @@ class TensorEntry(_Model):
     """A tensor in the table of a slot's structure."""
 
     name: str
-    """Key path in the rank's state, joined by dots."""
+    """Path of keys in the rank's state, joined by dots."""
     dtype: str
-    """torch's name, without ``torch.``."""
+    """Name of the type in torch, without ``torch.``."""
     shape: tuple[int, ...]
     """Shape of the part that this rank holds."""
     offset: int = Field(ge=0)
     """Bytes from the beginning of the slot's tensors."""
     nbytes: int = Field(ge=0)
     global_shape: tuple[int, ...] | None = None
-    """Shape of the whole tensor, if this is a chunk of one; None: it is none."""
+    """Shape of the complete tensor of which this is a chunk; None: it is not a chunk."""
     offsets: tuple[int, ...] | None = None
-    """Index in the whole tensor at which the chunk begins."""
+    """Index in the complete tensor at which the chunk begins."""
     replica: bool = False
-    """Another rank holds the same chunk and saves it."""
+    """Another rank has the same chunk and saves it under the tensor's name."""
     group: int | None = None
-    """Lowest rank of the mesh of the whole tensor, when the mesh leaves ranks of the job out."""
+    """Lowest rank of the tensor's device mesh; None: the mesh has all ranks of the job."""
 
     @model_validator(mode="after")
     def _same_dimensions(self) -> Self:
         if self.global_shape is not None and not len(self.shape) == len(self.global_shape) == len(self.offsets or ()):
-            raise ValueError(f"{self.name}: {self.shape} at {self.offsets} is no chunk of {self.global_shape}")
+            raise ValueError(f"{self.name}: {self.shape} at {self.offsets} is not a chunk of {self.global_shape}")
         return self
 
 
 class Part(TensorEntry):
-    """A tensor, and where it is in the file."""
+    """A tensor and its position in the file."""
 
     key: str
     """The tensor's name in the safetensors file."""
     stored: str
-    """The tensor's type there; ``U8`` also for types that safetensors does not have."""
+    """The tensor's type in the safetensors file; ``U8`` for types that safetensors does not have."""
     width: int = 1
-    """Bytes of an element that is stored as several bytes."""
+    """Number of bytes of an element, if the type is stored as ``U8``; else 1."""
     at: int = Field(ge=0)
     """Bytes from the beginning of the file."""
     xxh3: str = ""
-    """xxh3_64 of its bytes, hexadecimal like all of them."""
+    """xxh3_64 of its bytes, hexadecimal."""
 
     def stored_shape(self) -> list[int]:
-        """Shape in the file: for types that safetensors does not have, the bytes of an element are a last dimension."""
+        """Shape in the file; elements that are stored as several bytes add a last dimension."""
         return [*self.shape, self.width] if self.width > 1 else list(self.shape)
 
     def stored_offsets(self) -> list[int]:
-        """Index in the whole tensor at which the chunk begins, in the file's dimensions."""
+        """Index in the complete tensor at which the chunk begins, in the dimensions of the file."""
         offsets = list(self.offsets or [0] * len(self.shape))
         return [*offsets, 0] if self.width > 1 else offsets
 
 
 class Piece(_Model):
-    """A range of the file that is no tensor of the state."""
+    """A range of the file, with the checksum of its bytes."""
 
     at: int = Field(ge=0)
     nbytes: int = Field(ge=0)
@@ -88,7 +88,7 @@ class Piece(_Model):
 
 
 class Summary(_Model):
-    """The head of a manifest, without its tensors: quickly read, however many tensors there are."""
+    """The fields of a manifest without its tensors, which are read quickly even if there are many tensors."""
 
     version: int = VERSION
     job: str
@@ -108,42 +108,42 @@ class Summary(_Model):
     bytes: int = Field(ge=0)
     """Size of the file."""
     xxh3: str
-    """xxh3_64 of the whole file."""
+    """xxh3_64 of the complete file."""
     digest: str
-    """Digest of the tensors of 16 KiB and more: names, offsets and contents. Ranks with equal digests have equal
-    tensors in their slots. Empty: there are none."""
+    """Digest of names, offsets and contents of the tensors with at least 16 KiB; empty: there are none. Ranks with
+    equal digests have the same such tensors in their slots."""
     tensor_bytes: int = Field(ge=0)
     checksum: str = Field(pattern="^[0-9a-f]{16}$")
-    """Checksum of the slot's payload, as in its header: seeded with the step."""
+    """Checksum of the slot's payload, from its header."""
 
 
 _Summary = TypeVar("_Summary", bound=Summary)
 
 
 class Manifest(Summary):
-    """All about ``rank-<r>.safetensors``."""
+    """The description of ``rank-<r>.safetensors``."""
 
     head: Piece
     """Length and header of the safetensors file."""
     tensors: tuple[Part, ...]
-    """The tensors, in the order of payload and file."""
+    """The tensors, in the order of the payload, which is that of the file."""
     padding: Piece
-    """The bytes of the payload between tensors."""
+    """The bytes of the payload between the tensors."""
     structure: Piece
-    """The structure of the slot: table, and pickle of the tree."""
+    """The structure of the slot: the table of tensors and the pickled tree."""
 
     @model_validator(mode="after")
     def _within_the_file(self) -> Self:
         pieces: list[Part | Piece] = [self.head, *self.tensors, self.padding, self.structure]
         if max(self.tensor_bytes, *(piece.at + piece.nbytes for piece in pieces)) > self.bytes:
-            raise ValueError(f"something of it lies beyond the {self.bytes} bytes of the file")
+            raise ValueError(f"a part of it lies beyond the {self.bytes} bytes of the file")
         return self
 
     def slot_header(self, newest_generation: int | None = None) -> SlotHeader:
         """The header of the slot that the file was written from.
 
         Args:
-            newest_generation: A higher generation is replaced by this one, since it is of another run of the job.
+            newest_generation: Replaces a higher generation, which is that of another run of the job; None: any is kept.
         """
         generation = self.generation if newest_generation is None else min(self.generation, newest_generation)
         return SlotHeader(
@@ -151,14 +151,14 @@ class Manifest(Summary):
         )
 
     def gaps(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of what lies between the tensors of the payload and before the structure.
+        """Offset and length, bytes, of each gap between the payload's tensors, and of the gap before the structure.
 
         Raises:
-            CorruptCheckpoint: tensors overlap or lie outside, or the file has not so many bytes of it.
+            CorruptCheckpoint: tensors overlap or lie outside, or the file has another number of such bytes.
         """
         unused = gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
         if (size := sum(size for _, size in unused)) != self.padding.nbytes:
-            raise CorruptCheckpoint(f"{size} bytes lie between the tensors, the file has {self.padding.nbytes}")
+            raise CorruptCheckpoint(f"{size} bytes lie between the tensors, but the file has {self.padding.nbytes}")
         return unused
 
     def to_json(self) -> str:
@@ -173,7 +173,7 @@ def data_name(rank: int) -> str:
 
 
 def manifest_name(rank: int) -> str:
-    """Name of the manifest beside it."""
+    """Name of the manifest of a rank's file."""
     return f"rank-{rank}.json"
 
 
@@ -181,38 +181,38 @@ def read_manifest(folder: Path, rank: int) -> Manifest:
     """The manifest of a rank in a ``step-…`` folder.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is no manifest, or it cannot be read.
         CorruptCheckpoint: it is damaged.
     """
     return parse_manifest(_text(folder, rank), str(folder / manifest_name(rank)), rank)
 
 
 def read_summary(folder: Path, rank: int) -> Summary:
-    """This manifest without its tensors."""
+    """``read_manifest`` without the tensors."""
     return parse_summary(_text(folder, rank), str(folder / manifest_name(rank)), rank)
 
 
-def parse_manifest(text: bytes, whence: str, rank: int | None = None) -> Manifest:
+def parse_manifest(text: bytes, source: str, rank: int | None = None) -> Manifest:
     """A manifest from its text.
 
     Args:
         text: Contents of ``rank-<r>.json``.
-        whence: Its path or URL, for messages.
-        rank: Whose it must be.
+        source: Its path or URL, for messages.
+        rank: The rank that it must describe; None: any rank.
 
     Raises:
-        CorruptCheckpoint: it is damaged.
+        CorruptCheckpoint: it is damaged, or describes another rank.
     """
-    return _parse(Manifest, text, whence, rank)
+    return _parse(Manifest, text, source, rank)
 
 
-def parse_summary(text: bytes, whence: str, rank: int | None = None) -> Summary:
-    """This manifest without its tensors."""
-    return _parse(Summary, text, whence, rank)
+def parse_summary(text: bytes, source: str, rank: int | None = None) -> Summary:
+    """``parse_manifest`` without the tensors."""
+    return _parse(Summary, text, source, rank)
 
 
 def digest_of(parts: Sequence[Part]) -> str:
-    """``Manifest.digest`` of some tensors."""
+    """The ``Summary.digest`` of a rank's tensors."""
     shared = [part for part in parts if part.nbytes >= SHARED_BYTES]
     if not shared:
         return ""
@@ -221,7 +221,11 @@ def digest_of(parts: Sequence[Part]) -> str:
 
 
 def gaps(tensors: Sequence[TensorEntry], end: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of what tensors, in the order of their offsets, leave of the bytes before ``end``.
+    """Offset and length, bytes, of each range before ``end`` that belongs to no tensor.
+
+    Args:
+        tensors: The tensors in the order of their offsets.
+        end: Number of bytes.
 
     Raises:
         CorruptCheckpoint: tensors overlap or lie outside.
@@ -249,26 +253,26 @@ def _text(folder: Path, rank: int) -> bytes:
 
 
 def _opening(body: bytes) -> str:
-    """Begin of a manifest's file: the checksum of the rest without its last character, the closing brace."""
+    """Begin of a manifest's file, with the checksum of the body that follows; a closing brace ends the file."""
     return f'{{"checksum": "{xxhash.xxh3_64_hexdigest(body)}", "manifest": '
 
 
 _OPENING_BYTES = len(_opening(b""))
 
 
-def _parse(kind: type[_Summary], text: bytes, whence: str, rank: int | None) -> _Summary:
+def _parse(kind: type[_Summary], text: bytes, source: str, rank: int | None) -> _Summary:
     body = text[_OPENING_BYTES:-1]
     if text != b"%s%s}" % (_opening(body).encode(), body):
-        raise CorruptCheckpoint(f"{whence} does not match its own checksum")
+        raise CorruptCheckpoint(f"{source} does not match its own checksum")
     try:
         fields = json.loads(body)
         if fields.get("version") != VERSION:
             raise CorruptCheckpoint(
-                f"{whence} has version {fields.get('version')}, this everstep reads version {VERSION}"
+                f"{source} has version {fields.get('version')}, but this everstep reads version {VERSION}"
             )
         manifest = kind.model_validate(fields)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{whence} is no manifest: {str(error).splitlines()[0]}") from error
+        raise CorruptCheckpoint(f"{source} is not a manifest: {str(error).splitlines()[0]}") from error
     if rank is not None and manifest.rank != rank:
-        raise CorruptCheckpoint(f"{whence} is that of rank {manifest.rank}")
+        raise CorruptCheckpoint(f"{source} is the manifest of rank {manifest.rank}")
     return manifest

@@ -1,15 +1,13 @@
-"""The layout of a safetensors file, from the table of a slot's structure. No torch, and no pickle is read.
+"""Plans the layout of a safetensors file from the table of a slot's structure, without torch and without pickles.
 
-The file's tensors are in the order of the payload, so that one pass over the payload writes it:
+The file's tensors are in the order of the slot's payload, so that one pass over the payload writes the file:
 
-* chunks of whole tensors under their name, with their offsets in the metadata
-  that torch's distributed checkpoint reads (``DCP_SHARDING_INFO``): the files of
-  all ranks together are a sharded checkpoint;
-* what is a rank's own, or a copy of a chunk that another rank saves, under
-  ``rank-<r>.<name>``; in a job without tensor and pipeline parallelism the
-  rank's own tensors of rank 0 keep their plain names;
-* the bytes between the payload's tensors, and the structure, as bytes under
-  ``everstep.padding.rank-<r>`` and ``everstep.structure.rank-<r>``.
+* A chunk of a tensor that is spread over ranks has the tensor's name. Its offsets are in the metadata that torch's
+  distributed checkpoint reads (``DCP_SHARDING_INFO``), so the files of all ranks together are a sharded checkpoint.
+* A tensor of this rank alone, and a copy of a chunk that another rank saves, is named ``rank-<r>.<name>``. In a job
+  with data parallelism only, the tensors of rank 0 keep their plain names.
+* The bytes between the payload's tensors, and the structure, are named ``everstep.padding.rank-<r>`` and
+  ``everstep.structure.rank-<r>``.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ _STORED = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""Names that every release of safetensors and torch's reader know, with the bytes of an element."""
+"""Type in torch → its name in safetensors, known to every release and to torch's reader, and bytes of an element."""
 _WIDTHS = {"complex128": 16, "complex64": 8, "complex32": 4, "bits16": 2}
-"""Type that safetensors does not have → bytes of an element, for types of more than one byte."""
+"""Type that safetensors does not have → bytes of an element; types of one byte are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class FileLayout:
     """The first bytes of the file."""
     tensors: tuple[Part, ...]
     fillers: tuple[tuple[int, int], ...]
-    """(place in the file, bytes) of zeros that keep tensors at multiples of their element's size."""
+    """Position and number of zero bytes that align the next tensor to the size of its elements."""
     padding: Piece
     structure: Piece
     bytes: int
@@ -81,9 +79,9 @@ def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, r
     """Plan the file of a rank.
 
     Args:
-        entries: From ``table_of``.
+        entries: The table, from ``table_of``.
         header: The header of the slot.
-        job: Name of the job, for people who see the file.
+        job: Name of the job, for people who read the file.
         rank: The rank.
         topology: Text of the job's topology, as in ``EVERSTEP_TOPOLOGY``; empty: not known.
 
@@ -97,12 +95,12 @@ def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, r
     plain = rank == 0 and _one_kind(topology)
     relative, fillers, parts, taken = 0, [], [], set[str]()
     for entry in entries:
-        stored, width, step = _stored(entry)
-        if lacking := -relative % step:
+        stored, width, alignment = _stored(entry)
+        if lacking := -relative % alignment:
             fillers.append((relative, lacking))
             relative += lacking
         key = _key(entry, rank, plain)
-        while key in taken:  # only when a state's own names look like ours
+        while key in taken:  # only if the state's own names look like those above
             key += "~"
         taken.add(key)
         fields = entry.model_dump() | {"key": key, "stored": stored, "width": width, "at": relative}
@@ -147,8 +145,8 @@ def layout_of(entries: Iterable[TensorEntry], header: SlotHeader, *, job: str, r
 
 
 def whole_key(entry: TensorEntry) -> str:
-    """The name under which the chunks of a whole tensor are saved."""
-    # The group of rank 0 needs no prefix: it is the only one, or names what the others have copies of.
+    """The name under which the chunks of a tensor that is spread over ranks are saved."""
+    # The group of rank 0 needs no prefix: either it is the only group, or the other groups have copies of its tensors.
     return f"group-{entry.group}.{entry.name}" if entry.group else entry.name
 
 
@@ -159,7 +157,7 @@ def _key(entry: TensorEntry, rank: int, plain: bool) -> str:
 
 
 def _one_kind(topology: str) -> bool:
-    """Whether there is data parallelism only, so that rank 0 has all of a model that is not sharded."""
+    """Whether the job has data parallelism only, so that rank 0 has the complete model if it is not sharded."""
     if not topology:
         return False
     sizes = Topology.parse(topology)
@@ -167,20 +165,20 @@ def _one_kind(topology: str) -> bool:
 
 
 def _stored(entry: TensorEntry) -> tuple[str, int, int]:
-    """(type in the file, width of an element that is stored as bytes, what its place must be a multiple of)."""
-    known = _STORED.get(entry.dtype)
-    width = 1 if known else _WIDTHS.get(entry.dtype, 1)
-    nbytes = math.prod(entry.shape) * (known[1] if known else width)
+    """Type in the file, ``Part.width``, and the alignment of the tensor in bytes."""
+    stored = _STORED.get(entry.dtype)
+    width = 1 if stored else _WIDTHS.get(entry.dtype, 1)
+    nbytes = math.prod(entry.shape) * (stored[1] if stored else width)
     if nbytes != entry.nbytes:
         raise CheckpointError(
-            f"the tensor {entry.name} of {entry.dtype} {list(entry.shape)} has {entry.nbytes} bytes, {nbytes} were "
-            "expected: this everstep cannot write it to disk"
+            f"the tensor {entry.name} of {entry.dtype} {list(entry.shape)} has {entry.nbytes} bytes instead of "
+            f"{nbytes}: this everstep cannot write it to disk"
         )
-    return (known[0], 1, known[1]) if known else ("U8", width, 1)
+    return (*stored[:1], 1, stored[1]) if stored else ("U8", width, 1)
 
 
 def _head(fields: dict[str, Any]) -> bytes:
-    """Length and header as safetensors has them, with spaces at the end: tensors begin at a multiple of 64."""
+    """Length and header of a safetensors file; spaces at the end let the tensors begin at a multiple of 64."""
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (aligned(U64.size + len(text), ALIGNMENT) - U64.size - len(text))
     return U64.pack(len(text)) + text

@@ -1,1 +1,1 @@
-"""Checkpoints in shared memory: one file for each rank, with slots that outlive it."""
+"""Checkpoints in shared memory: each rank has a file whose slots outlive the rank."""

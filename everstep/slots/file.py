@@ -1,16 +1,16 @@
 """The checkpoint file of one rank: slots in shared memory that outlive the rank.
 
-A file in ``/dev/shm`` holds N slots, each the state of the rank after some number of completed steps. A save goes into
-the slot that is needed least; the slot's header is cleared first and committed last, so that a kill in the middle never
-costs the step before. Two slots suffice while the copy blocks the step and every step has a collective that all ranks
-enter: no rank can then be more than one step ahead of another. An overlapped copy needs three: a rank may have
-committed a step while another one, past the same collective, has not.
+A file in ``/dev/shm`` has N slots, each for the state of the rank after a number of completed steps. A save uses the
+least needed slot. It clears the header of the slot first and writes it last, so that a kill during a save never costs
+an older step. Two slots suffice if training waits for each copy and every step has a collective of all ranks, since
+then no rank is more than one step ahead of another. An overlapped copy needs three slots: after the same collective,
+one rank may have committed a step that another rank has not committed yet.
 
-The agent reads the same file while the rank trains (``SlotReader``) and *pins* the steps that it is sending, writing to
-disk, or keeping: a save spares pinned slots as long as another one is left, and never waits for a pin. A received
-backup is a file of the same format.
+The agent reads the same file while the rank trains (``SlotReader``). It *pins* the steps that it sends, writes to disk
+or keeps. A save overwrites a pinned slot only if no other slot is left, and never waits for a pin. A received backup is
+a file of the same format.
 
-``everstep/slots/format.py`` has the layout, ``mapping.py`` the file itself.
+``everstep/slots/format.py`` has the layout, and ``mapping.py`` maps the file.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Payload:
     completed_steps: int
     generation: int
     tensors: memoryview
-    """A view of the mapped file: copy before keeping anything of it."""
+    """A view of the mapped file; data that is kept has to be copied."""
     structure: bytes
 
 
 class SlotFile(SlotMapping):
-    """The writer's side of a checkpoint file. One process writes; saves do not nest.
+    """A checkpoint file for its writer. Only one process writes, and has one save at a time.
 
     Args:
-        path: The file; made at the first save when it does not exist.
+        path: The file; the first save makes it if it does not exist.
         slots: Number of slots of a new file, 2 to 64. An existing file keeps its own number.
-        generation: Generation of the job that this process belongs to.
+        generation: Generation of the job to which this process belongs.
 
     Raises:
         CheckpointError: too few or too many slots, or the file cannot be opened.
@@ -75,9 +75,9 @@ class SlotFile(SlotMapping):
     # Saving.
 
     def begin(self, structure: bytes, tensor_bytes: int) -> int:
-        """Start a save: take the least needed slot, clear its header, store the structure.
+        """Start a save: clear the header of the least needed slot, and store the structure in it.
 
-        The file is made, or grown without losing a committed slot, when the state does not fit.
+        If the state does not fit, the file is made or grown; committed slots are kept.
 
         Returns:
             Address of ``tensor_bytes`` writable bytes, valid until ``commit``.
@@ -91,39 +91,41 @@ class SlotFile(SlotMapping):
         return self._base + at + PAGE
 
     def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> int:
-        """Take the least needed slot and clear its header; return its position in the file."""
+        """Clear the header of the least needed slot; returns the slot's position in the file."""
         need = aligned(tensor_bytes) + structure_bytes
         if self._map is None or need > self.capacity:
-            self._grow(need)
+            with self._memory:
+                self._grow(need)
         index = self._least_needed()
         if allocate:
-            self._extend(index, PAGE + self.capacity)  # raises while the slot is as it was
+            self._extend(index, PAGE + self.capacity)  # before the slot is changed, since it may raise an error
         at = self._slot_at(index)
         self._clear(index, SLOT.pack(EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0))
         self._saving = (index, tensor_bytes, structure_bytes)
         return at
 
     def make_present(self, stop: int | None = None) -> None:
-        """Allocate the slot of the save that has begun and map its pages, so that its writer waits for no page fault.
+        """Allocate the slot of the current save and map its pages, so that its writer waits for no page fault.
 
         Args:
-            stop: Up to so many bytes of the payload; None: all of it.
+            stop: Number of bytes of the payload, from its begin; None: all.
 
         Raises:
-            CheckpointError: the file system has no room; nothing is committed and nothing lost but the oldest slot.
+            CheckpointError: the file system has no room. The save cannot be committed, and the old contents of its slot
+                are lost; other slots are untouched.
         """
         index, tensor_bytes, structure_bytes = self._begun()
         need = aligned(tensor_bytes) + structure_bytes
         self._extend(index, PAGE + min(need, need if stop is None else stop), present=True)
 
     def tensors(self) -> memoryview:
-        """The writable tensor bytes of the save that has begun, as a view of the mapping."""
+        """The writable tensor bytes of the current save, as a view of the mapping."""
         index, tensor_bytes, _ = self._begun()
         at = self._slot_at(index) + PAGE
         return memoryview(self._mapped())[at : at + tensor_bytes]
 
     def commit(self, completed_steps: int) -> SlotHeader:
-        """End the save: checksum, then the header, its step count last.
+        """End the save: compute the checksum and write the header, its number of completed steps last.
 
         Raises:
             CheckpointError: no save has begun, or the count is negative.
@@ -142,29 +144,33 @@ class SlotFile(SlotMapping):
         return header
 
     def abort(self) -> None:
-        """Give a begun save up; its slot stays empty. Nothing happens when none has begun."""
+        """Give up the current save, if there is one; its slot stays empty."""
         self._saving = None
 
     # Receiving a copy of another file's slot.
 
-    def receive(self, header: SlotHeader, *, whole: bool = True) -> memoryview:
-        """Start taking over a slot of another file; returns the writable payload, ``header.payload_bytes`` long.
+    def receive(self, header: SlotHeader, *, allocate: bool = True) -> memoryview:
+        """Start to receive a copy of another file's slot; returns the writable payload of ``header.payload_bytes``.
 
         Args:
             header: The header of the other file's slot.
-            whole: Allocate all of the slot now. Else ``make_present`` has to do it for each byte before it is written.
+            allocate: Allocate the complete slot now. If False, ``make_present`` has to allocate bytes before a write.
 
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        at = self._claim(header.tensor_bytes, header.structure_bytes, allocate=whole) + PAGE
+        at = self._claim(header.tensor_bytes, header.structure_bytes, allocate=allocate) + PAGE
         return memoryview(self._mapped())[at : at + header.payload_bytes]
 
     def commit_received(self, header: SlotHeader, checksum: int) -> None:
-        """End what ``receive`` began, with the checksum of the bytes that arrived.
+        """Commit the slot that ``receive`` began.
+
+        Args:
+            header: The header of the other file's slot.
+            checksum: Checksum of the received payload.
 
         Raises:
-            CorruptCheckpoint: it is not the header's; the slot stays empty.
+            CorruptCheckpoint: the checksum differs from the header's; the slot stays empty.
         """
         index, _, _ = self._begun()
         if checksum != header.checksum:
@@ -177,7 +183,7 @@ class SlotFile(SlotMapping):
     def _write_header(self, index: int, fields: SlotHeader) -> None:
         completed_steps = fields.completed_steps
         for other, steps in enumerate(self._steps):
-            if steps == completed_steps and other != index:  # saved anew: one slot a step
+            if steps == completed_steps and other != index:  # each step has at most one slot
                 self._forget(other)
         mapped, at = self._mapped(), self._slot_at(index)
         header = SLOT.pack(
@@ -191,15 +197,15 @@ class SlotFile(SlotMapping):
         )
         mapped[at + 8 : at + SLOT.size] = header[8:]
         U64.pack_into(mapped, at + SLOT.size, xxhash.xxh3_64_intdigest(header))
-        mapped[at : at + I64.size] = header[: I64.size]  # one aligned store: from here on the slot counts
+        mapped[at : at + I64.size] = header[: I64.size]  # one aligned store, after which the slot counts
         self._steps[index] = completed_steps
         self._saving = None
 
     def discard_after(self, completed_steps: int) -> None:
         """Forget slots of later steps.
 
-        A job that resumes from a step computes the later steps anew; slots of the abandoned
-        steps must never be combined with new ones.
+        A job that resumes from a step computes the later steps again. Slots of the abandoned steps must never be
+        combined with slots of the new ones.
         """
         for index, steps in enumerate(self._steps):
             if steps > completed_steps:
@@ -214,14 +220,15 @@ class SlotFile(SlotMapping):
         self._clear(index, SLOT.pack(EMPTY, 0, UNUSED, 0, 0, 0, 0))
 
     def _clear(self, index: int, header: bytes) -> None:
-        """Mark a slot as empty. ``pack_into`` would show step 0 for a moment, and a kill then damages the header."""
+        """Mark a slot as empty; ``header`` has a step of -1."""
+        # ``pack_into`` would show step 0 for a moment; after a kill at that moment the header would be damaged.
         mapped, at = self._mapped(), self._slot_at(index)
         mapped[at : at + I64.size] = header[: I64.size]
         mapped[at + I64.size : at + SLOT.size] = header[I64.size :]
         self._steps[index] = EMPTY
 
     def _least_needed(self) -> int:
-        """The slot for the next save: an empty slot, else the oldest unpinned, else the one whose pin gives way first.
+        """The slot for the next save: an empty slot, else the oldest unpinned one, else the one with the least ``Pin``.
 
         The newest committed step is never overwritten.
         """
@@ -237,21 +244,20 @@ class SlotFile(SlotMapping):
 
         Args:
             completed_steps: Completed steps of the state.
-            verify: Compare its checksum. If it is not compared, the caller must call ``verify`` before the state is
-            used.
+            verify: Compare the checksum now. If False, the caller has to call ``verify`` before it uses the state.
 
         Raises:
-            CheckpointError: no slot holds that step.
-            CorruptCheckpoint: the slot's header, length or checksum does not hold.
+            CheckpointError: no slot has that step.
+            CorruptCheckpoint: the slot's header, length or checksum is wrong.
         """
         if completed_steps < 0 or completed_steps not in self._steps:
-            here = ", ".join(map(str, sorted(step for step in self._steps if step >= 0))) or "none"
-            message = f"{self.path} does not hold the state after step {completed_steps} (it holds: {here})"
+            steps = ", ".join(map(str, sorted(step for step in self._steps if step >= 0))) or "none"
+            message = f"{self.path} does not have the state after step {completed_steps} (it has: {steps})"
             if self._damage:
                 raise CorruptCheckpoint(
                     f"{message}; it is damaged: {'; '.join(self._damage)}. Start from an older step"
                 )
-            raise CheckpointError(f"{message}. Start from a step that all ranks hold, or from the beginning")
+            raise CheckpointError(f"{message}. Start from a step that all ranks have, or from the beginning")
         self._inspect(completed_steps, contents=verify)
         mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
         view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
@@ -265,8 +271,8 @@ class SlotFile(SlotMapping):
 
         Args:
             completed_steps: Completed steps of the state.
-            ends: The payload is hashed up to each of these offsets before the next one is taken, then to its end: so it
-                is read while a copy has it in the cache.
+            ends: Offsets in the payload. The next offset is requested only when the payload up to the previous one is
+                hashed, so that bytes can be hashed while another thread copies them and they are in the cache.
 
         Raises:
             CorruptCheckpoint: the checksum differs.
@@ -293,7 +299,7 @@ class SlotFile(SlotMapping):
             )
 
     def close(self) -> None:
-        """Unmap the file, which stays; memory under views that are still held goes when they do."""
+        """Unmap the file, which is kept. Memory of views that still exist is unmapped together with them."""
         self._saving = None
         super().close()
 

@@ -1,4 +1,4 @@
-"""The room that checkpoints in memory take on a machine, and whether it is there. Pure."""
+"""How much memory checkpoints need on a machine, and whether the machine has enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everstep.slots.format import file_bytes
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of shared memory that a job's checkpoints take on one machine."""
+    """Bytes of shared memory that a job's checkpoints need on one machine."""
 
     state_bytes: int
     """Size of the state of one rank, bytes."""
@@ -21,7 +21,7 @@ class Footprint:
     own: int
     """Bytes of the slots of the machine's own ranks."""
     backups: int
-    """Bytes of the backups of other machines' ranks, of which there are as many as own ranks."""
+    """Bytes of the backups of other machines' ranks; there is one backup for each own rank."""
 
     @property
     def total(self) -> int:
@@ -33,10 +33,10 @@ def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Fo
     """The footprint of a job on a machine.
 
     Args:
-        state_bytes: State of one rank.
-        ranks: Ranks on the machine.
-        slots: Slots of each rank.
-        backup_slots: Slots of each backup of another machine's rank; 0: there are no backups.
+        state_bytes: Size of the state of one rank, bytes.
+        ranks: Number of ranks on the machine.
+        slots: Number of slots of each rank.
+        backup_slots: Number of slots of each backup; 0: there are no backups.
     """
     own = ranks * file_bytes(state_bytes, slots)
     backups = ranks * file_bytes(state_bytes, backup_slots) if backup_slots else 0
@@ -44,13 +44,13 @@ def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Fo
 
 
 def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -> str:
-    """Why a job's checkpoints do not fit, with all numbers and what to do; empty when they fit.
+    """Why a job's checkpoints do not fit, with all numbers and what to do; empty: they fit.
 
     Args:
-        need: From ``footprint``.
-        shm_free: Bytes free in shared memory, those included that the job's files hold already.
-        memory_available: Bytes of memory that may still be used, likewise.
-        where: Whose room it is, e.g. ``machine m2``.
+        need: The footprint of the job.
+        shm_free: Free bytes of shared memory, including those that the job's files already have.
+        memory_available: Bytes of memory that may still be used, including those that the job's files already have.
+        where: The machine, for the message, e.g. ``machine m2``.
     """
     short = []
     if need.total > shm_free:
@@ -59,7 +59,7 @@ def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -
         short.append(f"{size_text(memory_available)} of memory are available")
     if not short:
         return ""
-    held = f" and {need.backup_slots} for a backup" if need.backup_slots else ""
+    for_backup = f" and {need.backup_slots} for a backup" if need.backup_slots else ""
     parts = (
         f"{size_text(need.own)} for its own, {size_text(need.backups)} for backups"
         if need.backups
@@ -73,6 +73,6 @@ def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -
         advice.insert(0, "make /dev/shm larger")
     return (
         f"no room for checkpoints on {where}: {need.ranks} ranks with {size_text(need.state_bytes)} of state each and "
-        f"{need.slots} slots{held} need {size_text(need.total)} ({parts}), but {' and '.join(short)}. "
+        f"{need.slots} slots{for_backup} need {size_text(need.total)} ({parts}), but {' and '.join(short)}. "
         f"What helps: {', '.join(advice[:-1])} or {advice[-1]}"
     )

@@ -1,4 +1,4 @@
-"""The format of a checkpoint file: slots, headers, pins, checksums. Used by writer and readers alike.
+"""The format of a checkpoint file in shared memory: slots, headers, pins and checksums.
 
 Layout, little endian, every header and payload on a page boundary::
 
@@ -12,9 +12,9 @@ Layout, little endian, every header and payload on a page boundary::
                  48 header checksum u64
     payload:     the tensors' bytes, then (64-byte aligned) the structure
 
-Checksums are xxh3_64: the one in the header covers the payload and is seeded with the completed steps, so that data
-under the label of another step does not verify; the header's own covers the fields before it. No torch here: the agent
-reads these files too.
+Checksums are xxh3_64. The checksum in the slot header covers the payload. It is seeded with the completed steps, so
+that a payload does not match the header of another step. The header checksum covers the fields before it. This module
+does not import torch, since agents read these files too.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MAGIC = b"EVSTCKP1"
 VERSION = 2
 PAGE = 4096
 ALIGNMENT = 64
-"""Tensors and the structure start at multiples of this many bytes of the payload."""
+"""Tensors and the structure begin at multiples of this many bytes in the payload."""
 EMPTY = -1
 """``completed_steps`` of an empty slot."""
 NEVER_USED = "empty"
-"""Reason of a slot in which nothing was ever saved, which is no damage."""
+"""``SlotInfo.reason`` of a slot in which nothing was ever saved; it is not damaged."""
 CUT_SHORT = "a save into it was cut short"
-"""Reason of a slot into which a rank was saving when it ended, or saves at this moment."""
+"""``SlotInfo.reason`` of a slot whose save is not committed: it is running, or its rank ended."""
 DAMAGED = "its contents do not match their checksum"
-"""Reason of a slot whose payload is not what was saved."""
+"""``SlotInfo.reason`` of a slot whose payload is damaged."""
 
 FILE = struct.Struct("<8sIIQ")
 SLOT = struct.Struct("<qIIQQQq")
@@ -55,17 +55,18 @@ Chunks = Callable[[int], Iterable[memoryview]]
 
 
 class Pin(IntEnum):
-    """Why the agent wants a step kept; the order in which pins give way when slots are short."""
+    """Why the agent keeps a step. If all slots are pinned, a save overwrites the one with the lowest pin."""
 
     KEEP = 0
-    """The newest step with complete backups of all ranks, as far as known: a rank needs it when other ranks have to
-    restore from their backups."""
+    """The newest step of which all ranks are known to have a backup. If some ranks restore from backups of it, the
+    others need their own slots of it."""
     BACKUP = 1
-    """Being sent to the peer; the next step is sent instead when it gives way."""
+    """The step that is sent to the peer. If it is overwritten, the next step is sent instead."""
     NAMED = 2
-    """The step that all machines back up together, pinned before it is saved, so that no save overwrites its slot."""
+    """The step that all machines back up together. It is pinned before it is saved, so that no save overwrites it."""
     DISK = 3
-    """The step that is being written to disk. It gives way last, or steps that are sent would always displace it."""
+    """The step that is written to disk. It has the highest pin: otherwise steps that are sent would always replace
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +74,21 @@ class SlotInfo:
     """The contents of a slot of a checkpoint file."""
 
     completed_steps: int
-    """The state's number of completed steps; -1: the slot has no state."""
+    """Completed steps of the state; -1: the slot has no state."""
     generation: int
     """Generation of the job that saved it."""
     bytes: int
-    """Tensors and structure together."""
+    """Bytes of tensors and structure together."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty when it is."""
+    """Why it is not valid; empty: it is valid."""
     saved_ns: int = 0
     """When its rank committed it, nanoseconds of the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """The header of a committed slot: what travels with its payload."""
+    """The header of a committed slot. It is sent together with the payload."""
 
     completed_steps: int
     generation: int
@@ -99,16 +100,20 @@ class SlotHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """Tensors, padding and structure."""
+        """Bytes of tensors, padding and structure together."""
         return aligned(self.tensor_bytes) + self.structure_bytes
 
 
 def same_save(header: SlotHeader, saved_ns: int) -> bool:
-    """Whether a slot of a rank's step has the wanted save, by its time; 0: any save will do.
+    """Whether a slot has the save of a certain time.
 
-    A rank saves a step again after the job went back before it, and in another run; no two saves
-    have the same nanosecond, and a copy of a slot keeps its time. Generations do not tell saves apart,
-    because a copy from another run gets a generation of the run that restores it.
+    A rank may save the same step several times: after the job resumed from an earlier step, or in another run. The time
+    identifies a save, since no two saves have the same nanosecond and copies of a slot keep it. The generation does
+    not, because a copy from another run gets a generation of the run that restores it.
+
+    Args:
+        header: The header of the slot.
+        saved_ns: Time of the wanted save, nanoseconds; 0: any save.
     """
     return saved_ns in {0, header.saved_ns}
 
@@ -117,7 +122,11 @@ PINS = struct.Struct(f"<{len(Pin)}q")
 
 
 def pins_of(mapped: mmap.mmap | bytes) -> list[int]:
-    """The pinned step of each ``Pin``, -1: none; ``mapped`` begins where the file does."""
+    """The pinned step of each ``Pin``; -1: none.
+
+    Args:
+        mapped: The file, from its begin on.
+    """
     return list(PINS.unpack_from(mapped, PINS_AT))
 
 
@@ -127,20 +136,20 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
 
 
 def capacity_for(payload_bytes: int) -> int:
-    """Capacity of each slot of a file that is made for such a payload, bytes.
+    """Capacity of each slot of a file that is made for payloads of a size, bytes.
 
-    Some room more, so that a longer structure does not move the file again.
+    It is somewhat larger than the payload, so that a longer structure does not make the file grow again.
     """
     return aligned(payload_bytes + max(payload_bytes // 64, 16 * PAGE), PAGE)
 
 
 def file_bytes(payload_bytes: int, slots: int) -> int:
-    """Size of a file that is made for such a payload."""
+    """Size of a file that is made for payloads of a size, bytes."""
     return PAGE + slots * (PAGE + capacity_for(payload_bytes))
 
 
 def file_header(page: bytes) -> tuple[int, int, str]:
-    """(slots, capacity in bytes, what is wrong with the file: empty when nothing)."""
+    """Number of slots, capacity in bytes, and what is wrong with the file's header; empty: it is correct."""
     if len(page) < FILE.size + 8:
         return 0, 0, f"the file has {len(page)} bytes, less than its header"
     magic, version, slots, capacity = FILE.unpack_from(page)
@@ -152,7 +161,14 @@ def file_header(page: bytes) -> tuple[int, int, str]:
 
 
 def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
-    """Check a slot by its header page, by the number of payload bytes, and with ``chunks`` also by its contents."""
+    """Check a slot.
+
+    Args:
+        page: The page with the slot's header.
+        room: Number of bytes that the file has for the payload.
+        chunks: Gives the first bytes of the payload, as many as requested, to compare their checksum; None: the
+            contents are not checked.
+    """
     steps, generation, phase, tensor_bytes, structure_bytes, checksum, saved_ns = SLOT.unpack_from(page)
     used = aligned(tensor_bytes) + structure_bytes
 
@@ -175,11 +191,11 @@ def inspect_slot(page: bytes, room: int, chunks: Chunks | None) -> SlotInfo:
 
 
 OWN, BACKUP = "checkpoint-", "backup-"
-"""Beginnings of the names of slot files; a rank follows."""
+"""Beginnings of the names of slot files; the number of the rank follows."""
 
 
 def own_slots(shm: Path, rank: int) -> Path:
-    """The file of a rank's own slots; ``shm`` is the job's folder of the rank's machine."""
+    """The file of a rank's own slots; ``shm`` is the job's folder in the machine's shared memory."""
     return shm / f"{OWN}{rank}"
 
 

@@ -1,9 +1,9 @@
-"""The file under a rank's slots: mapped, opened after a kill, grown in place.
+"""Maps the file of a rank's slots into memory, opens it after a kill, and lets it grow.
 
-A file has its whole length at once and its memory slot by slot: before anybody writes into a slot, the slot is
-*allocated*, so that a full file system is an error now and not a SIGBUS later. Headers are allocated when the file is
-made or opened. No other record is kept than what the file system and the headers show: a committed slot is allocated as
-far as its payload goes.
+A file gets its full length when it is made, but its memory slot by slot. A slot is *allocated* before it is written to,
+so that a full file system is an error then, and not a SIGBUS later. Headers are allocated when the file is made or
+opened. Which bytes are allocated is not recorded in the file: a committed slot is allocated up to the end of its
+payload.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class SlotMapping:
         self.slots = slots
         self.capacity = 0
         self.mapping = 0
-        """Number of the mapping: views and addresses of an earlier mapping are stale."""
+        """Number of the mapping. Views and addresses of an earlier mapping must not be used."""
         self.before_unmap: Callable[[], None] = lambda: None
-        """Called before memory is unmapped, so that it can be unregistered where it was registered (CUDA)."""
+        """Called before memory is unmapped, so that CUDA can unregister it."""
         self._map: mmap.mmap | None = None
         self._base = 0
         self._descriptor = -1
         self._memory = threading.Lock()
-        """Held while memory is allocated or made present, and while the mapping changes."""
+        """The lock for allocating memory, for making it present, and for changing the mapping."""
         self._allocated: list[int] = []
         """Bytes of each slot, from its header on, that may be written to."""
         self._present: list[int] = []
-        """Bytes of each slot, from its header on, whose pages are mapped already."""
+        """Bytes of each slot, from its header on, whose pages are present."""
         self._steps = [EMPTY] * slots
         self._damage: list[str] = []
         try:
             with contextlib.suppress(FileNotFoundError):
-                self._growing.unlink()  # left by a kill in the middle of a growth
+                self._growing.unlink()  # left by a process that was killed while the file grew
             with contextlib.suppress(FileNotFoundError):
                 self._open()
         except OSError as error:
@@ -90,16 +90,16 @@ class SlotMapping:
 
     @property
     def missing(self) -> int:
-        """Bytes of the file for which there is no memory yet."""
+        """Bytes of the file that are not allocated yet."""
         return sum(PAGE + self.capacity - done for done in self._allocated)
 
     def prepare(self) -> bool:
-        """Allocate slots and map their pages, a little, so that later saves do not wait for it.
+        """Allocate a piece of a slot and map its pages, so that later saves do not wait for that.
 
-        To be called by a thread of its own, between saves; a call takes some ms.
+        It is called by a thread of its own between saves; a call takes some ms.
 
         Returns:
-            Whether something is left to do; False without room, an error that the save of the slot raises.
+            Whether to call it again; False if nothing is left to do, or there is no room: then a save raises the error.
         """
         for index in range(len(self._present)):
             if self._present[index] < PAGE + self.capacity:
@@ -111,13 +111,13 @@ class SlotMapping:
         return False
 
     def close(self) -> None:
-        """Unmap the file, which stays; memory under views that are still held goes when they do."""
+        """Unmap the file, which is kept. Memory of views that still exist is unmapped together with them."""
         with self._memory:
-            self._let_go()
+            self._unmap()
             self.capacity = 0
         self._steps = [EMPTY] * self.slots
 
-    def _let_go(self) -> None:
+    def _unmap(self) -> None:
         if self._map is not None:
             self.before_unmap()
             with contextlib.suppress(BufferError):
@@ -143,12 +143,12 @@ class SlotMapping:
             status = os.fstat(file.fileno())
             slots, capacity, reason = file_header(file.read(PAGE))
             if reason:
-                self._damage.append(reason)  # a load says so; the next save replaces the file
+                self._damage.append(reason)  # ``load`` reports it, and the next save replaces the file
                 return
             expected = PAGE + slots * (PAGE + capacity)
             full = status.st_blocks * 512 >= expected
             if status.st_size < expected:
-                # Zeros for what is missing: the slots that are whole stay usable, and no access ends in SIGBUS.
+                # Zeros replace the missing bytes: complete slots stay usable, and no access ends in SIGBUS.
                 self._damage.append(f"the file ends at byte {status.st_size} of {expected}")
                 os.posix_fallocate(file.fileno(), 0, expected)
                 full = True
@@ -179,18 +179,18 @@ class SlotMapping:
             os.posix_fallocate(descriptor, self._slot_at(index), PAGE)
 
     def _extend(self, index: int, stop: int, *, present: bool = False) -> None:
-        """Allocate a slot up to ``stop`` bytes from its header on, and map its pages if that is asked for.
+        """Allocate the first ``stop`` bytes of a slot, header included; if ``present``, make their pages present.
 
         Raises:
             CheckpointError: the file system has no room.
         """
         if self._allocated[index] >= stop and not present:
-            return  # without waiting for the lock: the copying thread may be busy with another slot
+            return  # without the lock, which the copying thread may hold for another slot
         with self._memory:
             stop = min(stop, PAGE + self.capacity)
             done, at = self._allocated[index], self._slot_at(index)
             if done < stop:
-                # What a page holds already stays: the first one may have been begun.
+                # Allocating a page that already exists keeps its contents.
                 with _room(self.path, self._descriptor, len(self._mapped())):
                     os.posix_fallocate(self._descriptor, at + done, stop - done)
                 self._allocated[index] = stop
@@ -200,11 +200,7 @@ class SlotMapping:
                 self._present[index] = stop
 
     def _grow(self, need: int) -> None:
-        """Replace this file by a larger one with the same committed slots, atomically."""
-        with self._memory:
-            self._replace(need)
-
-    def _replace(self, need: int) -> None:
+        """Replace this file atomically by a larger one with the same committed slots; the caller has the lock."""
         old, offsets = self._map, [self._slot_at(index) for index in range(self.slots)]
         before, self.capacity = self.capacity, capacity_for(need)
         size = file_bytes(need, self.slots)
@@ -216,7 +212,7 @@ class SlotMapping:
         descriptor = private.open_file(self._growing, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             with _room(self._growing, descriptor, size):
-                if size > _free(descriptor):  # what is not allocated now will be: there should be room for all of it
+                if size > _free(descriptor):  # slots are allocated later, but there should be room for all of them
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.ftruncate(descriptor, size)
                 os.posix_fallocate(descriptor, 0, PAGE)
@@ -241,14 +237,14 @@ class SlotMapping:
             else:
                 SLOT.pack_into(fresh, at, EMPTY, 0, UNUSED, 0, 0, 0, 0)
         self._growing.rename(self.path)
-        self._let_go()
+        self._unmap()
         self._adopt(fresh, descriptor)
         self._allocated = [count or PAGE for count in used]
 
 
 @contextlib.contextmanager
 def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
-    """Turn a lack of room for a checkpoint file of so many bytes into an error with numbers."""
+    """Turn an error for lack of room into a ``CheckpointError`` with numbers; ``size`` is that of the file, bytes."""
     try:
         yield
     except OSError as error:
@@ -262,6 +258,6 @@ def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
 
 
 def _free(descriptor: int) -> float:
-    """Free bytes of a file's file system; a file system without a limit of its own has unlimited room."""
+    """Free bytes of a file's file system; infinite for a file system without a limit."""
     status = os.fstatvfs(descriptor)
     return status.f_bavail * status.f_frsize if status.f_blocks else math.inf

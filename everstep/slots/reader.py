@@ -1,4 +1,4 @@
-"""Reading checkpoint files from outside: which states they hold, and their bytes while the rank writes."""
+"""Reads checkpoint files from another process, while their rank may write to them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from everstep.slots.format import (
 from everstep.system import private_files as private
 
 READS = 3
-"""Tries to read a slot that changes meanwhile."""
+"""Number of tries to read a slot that changes meanwhile."""
 
 
 class SlotReader:
-    """A live file as the agent sees it: read by ``pread``, so that a truncation is an error and no SIGBUS.
+    """The agent's access to a checkpoint file. It reads with ``pread``, so that a truncation is not a SIGBUS.
 
-    The rank may write meanwhile: a reader of a payload has to compare the header
-    before and after, and its checksum. Follows the file when it grows.
+    The rank may write to the file meanwhile. So the reader of a payload has to compare the slot's header before and
+    after, or the checksum of the payload. When the file is replaced by a larger one, the new file is opened.
 
     Raises:
         FileNotFoundError: there is no file yet.
-        CorruptCheckpoint: its header does not hold.
+        CorruptCheckpoint: the file's header is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,28 +50,29 @@ class SlotReader:
         self._open()
 
     def headers(self) -> list[SlotHeader]:
-        """The committed slots whose header holds, oldest step first."""
+        """The headers of the committed slots, oldest step first; damaged headers are left out."""
         self._follow()
         headers = [self._header(index) for index in range(self._slots)]
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
     def header(self, completed_steps: int) -> SlotHeader | None:
-        """The header of a step, or None if the file does not have the step (any more)."""
+        """The header of a step; None: the file does not, or no longer, have the step."""
         return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
 
     def read_into(self, header: SlotHeader, offset: int, buffer: memoryview) -> int:
-        """Read payload bytes from ``offset``; returns how many, 0 when the slot holds another step now."""
+        """Read payload bytes from ``offset`` on; returns their number. 0: the slot was overwritten, or it is the
+        end."""
         at = self._find(header, offset)
         room = min(len(buffer), header.payload_bytes - offset)
         return os.preadv(self._descriptor, [buffer[:room]], at) if at else 0
 
     def send(self, header: SlotHeader, offset: int, count: int, connection: int) -> int:
-        """Like ``read_into``, but into a socket's descriptor, without a copy in this process."""
+        """``read_into`` for the descriptor of a socket; this process copies nothing."""
         at = self._find(header, offset)
         return os.sendfile(connection, self._descriptor, at, min(count, header.payload_bytes - offset)) if at else 0
 
     def intact(self, header: SlotHeader) -> bool:
-        """Whether a slot still has the same state, with contents that match its checksum."""
+        """Whether a slot still has the state of a header, and contents that match its checksum."""
         digest, done, buffer = xxhash.xxh3_64(seed=header.completed_steps), 0, memoryview(bytearray(CHUNK))
         while count := self.read_into(header, done, buffer):
             digest.update(buffer[:count])
@@ -79,13 +80,13 @@ class SlotReader:
         return digest.intdigest() == header.checksum and self.header(header.completed_steps) == header
 
     def pin(self, why: Pin, completed_steps: int) -> bool:
-        """Ask the rank to spare a step; whether the step is still held after that."""
+        """Pin a step, so that the rank does not overwrite it; returns whether the file still has the step."""
         self._follow()
         os.pwrite(self._descriptor, I64.pack(completed_steps), PINS_AT + I64.size * why)
         return self.header(completed_steps) is not None
 
     def unpin(self, why: Pin) -> None:
-        """Take a pin back."""
+        """Remove a pin."""
         self._follow()
         os.pwrite(self._descriptor, I64.pack(EMPTY), PINS_AT + I64.size * why)
 
@@ -110,14 +111,14 @@ class SlotReader:
         self._descriptor, self._slots, self._capacity = descriptor, slots, capacity
 
     def _follow(self) -> None:
-        """Open the file anew, if it was replaced."""
+        """Open the file again, if it was replaced."""
         with contextlib.suppress(FileNotFoundError):
             now, mine = self.path.stat(), os.fstat(self._descriptor)
             if (now.st_ino, now.st_dev) != (mine.st_ino, mine.st_dev):
                 self._open()
 
     def _find(self, header: SlotHeader, offset: int) -> int:
-        """Position in the file of a byte of a slot's payload; 0: the slot has another step now."""
+        """Position in the file of a byte of a slot's payload; 0: the slot was overwritten."""
         for index in range(self._slots):
             if self._header(index) == header:
                 return PAGE + index * (PAGE + self._capacity) + PAGE + offset
@@ -135,14 +136,13 @@ class SlotReader:
 
 
 def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
-    """The contents of a checkpoint file, one entry for each slot; damage gives reasons, never an exception.
+    """The slots of a checkpoint file. A damaged slot is listed with its reason; it raises no error.
 
-    The file is read, not mapped, so that a truncation meanwhile cannot kill
-    the reader with SIGBUS. A missing file gives an empty list.
+    A missing file has no slots.
 
     Args:
         path: The file.
-        verify: Whether to read everything and compare checksums, and not only headers and lengths.
+        verify: True: read all data and compare checksums. False: check only headers and lengths.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -159,7 +159,7 @@ def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
 
 
 def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool) -> SlotInfo:
-    """A slot, read chunk by chunk, so that a checkpoint of many GB costs no memory."""
+    """Check one slot, chunk by chunk, so that a checkpoint of many GB needs little memory."""
 
     def chunks(count: int) -> Iterator[memoryview]:
         buffer, done = memoryview(bytearray(min(count, CHUNK))), 0
@@ -174,5 +174,5 @@ def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool)
         slot = inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
         if slot.valid or os.pread(descriptor, PAGE, at) == page:
             break
-        # A living rank saved into it meanwhile: what was read is no damage.
+        # The rank saved into the slot meanwhile, so a wrong checksum does not mean damage.
     return slot

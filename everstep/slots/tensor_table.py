@@ -1,13 +1,13 @@
-"""The structure behind the tensors in a slot: a table of them, and the tree that they belong to.
+"""The structure, which follows the tensors in a slot: a table of the tensors, and the tree of the state.
 
 Layout::
 
     length of the table u64, little endian · table, JSON, UTF-8 · tree
 
-The table is ``{"tensors": [{"name", "dtype", "shape", "offset", "nbytes", "device", …}]}``, one object for each tensor
-in the order of its number. The tree is a pickle of containers, numbers and strings in which tensors are numbered
-references; only ``everstep/training/codec.py`` reads it, and with an unpickler that runs no code. No torch here: agents
-write checkpoints to disk tensor by tensor.
+The table is ``{"tensors": [{"name", "dtype", "shape", "offset", "nbytes", "device", …}]}``, with one object for each
+tensor in the order of their numbers. The tree is a pickle of containers, numbers and strings, in which a tensor is
+represented by its number. Only ``everstep/training/codec.py`` reads the tree, with an unpickler that runs no code. This
+module does not import torch, since agents use it too.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class TensorSpec(NamedTuple):
     dtype: str
     """Name of the type in torch, e.g. ``bfloat16``."""
     shape: tuple[int, ...]
-    """Shape of the saved tensor; of a DTensor its local shard's."""
+    """Shape of the saved tensor; for a DTensor, that of its local shard."""
     offset: int
     """Bytes from the beginning of the tensors."""
     nbytes: int
     device: str
     """Device type, e.g. ``cpu`` or ``cuda``."""
     global_shape: tuple[int, ...] | None = None
-    """Shape of the whole tensor of which this is a chunk; None: it is no chunk of a DTensor."""
+    """Shape of the complete DTensor of which this is a chunk; None: it is not a chunk."""
     offsets: tuple[int, ...] | None = None
-    """Index in the whole at which the chunk begins, one number for each dimension."""
+    """Index in the complete tensor at which the chunk begins, one number for each dimension."""
     replica: bool = False
     """Another rank saves the same chunk under this name."""
     group: int | None = None
-    """Lowest rank of the chunk's mesh when it leaves ranks of the job out: other meshes may use the same name."""
+    """Lowest rank of the chunk's mesh, which distinguishes meshes with equal names; None: the mesh has all ranks."""
 
 
 def pack_table(specs: Sequence[TensorSpec]) -> bytes:
-    """The table with its length before it; the tree follows it in a structure."""
+    """The first part of a structure: the length of the table, and the table."""
     table = json.dumps({"tensors": [_entry(spec) for spec in specs]}, separators=(",", ":")).encode()
     return _LENGTH.pack(len(table)) + table
 
@@ -56,7 +56,7 @@ def split(structure: bytes | memoryview) -> tuple[list[TensorSpec], bytes]:
     """The table and the tree of a structure; fields that a later release added are ignored.
 
     Raises:
-        CorruptCheckpoint: it is not made like that.
+        CorruptCheckpoint: the structure has another form.
     """
     try:
         (length,) = _LENGTH.unpack_from(structure)
@@ -70,13 +70,13 @@ def split(structure: bytes | memoryview) -> tuple[list[TensorSpec], bytes]:
 
 
 def _entry(spec: TensorSpec) -> dict[str, Any]:
-    """The fields in the table; defaults are left out."""
+    """The fields of a tensor in the table; defaults are left out."""
     return {field: value for field, value in spec._asdict().items() if value is not None and value is not False}
 
 
 def _spec(entry: dict[str, Any]) -> TensorSpec:
-    known = {field: entry[field] for field in TensorSpec._fields if field in entry}
+    fields = {field: entry[field] for field in TensorSpec._fields if field in entry}
     for field in ("shape", "global_shape", "offsets"):
-        if field in known:
-            known[field] = tuple(int(number) for number in known[field])
-    return TensorSpec(**known)
+        if field in fields:
+            fields[field] = tuple(int(number) for number in fields[field])
+    return TensorSpec(**fields)

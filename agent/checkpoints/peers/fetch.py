@@ -89,7 +89,7 @@ class _Part:
                 self.give_up()
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
             self._let_go()  # from an attempt that ended before its first byte
-            self._view = self._into.receive(header, whole=False)
+            self._view = self._into.receive(header, allocate=False)
             self._ahead = Prefault(self._into, header.payload_bytes)
             self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
         while room := self._view[self.done :]:
@@ -138,7 +138,7 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         if header is None:
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
         check_save(header, saved_ns, str(path))
-        view, done, digest = into.receive(header, whole=False), 0, xxhash.xxh3_64(seed=step)
+        view, done, digest = into.receive(header, allocate=False), 0, xxhash.xxh3_64(seed=step)
         with view, contextlib.closing(Prefault(into, header.payload_bytes)) as ahead:
             while room := view[done : done + PIECE]:
                 ahead.reach(done + len(room))

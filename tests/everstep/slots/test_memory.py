@@ -81,7 +81,7 @@ def test_a_part_of_a_slot_is_made_present_and_no_more(folder: Path) -> None:
     save(SlotFile(path, slots=2), 1, 5_000_000)
     header = SlotReader(path).headers()[0]
     file = SlotFile(folder / "d", slots=2)
-    view = file.receive(header, whole=False)
+    view = file.receive(header, allocate=False)
     assert allocated(folder / "d") == 3 * PAGE, "the headers"
     file.make_present(1_000_000)
     assert 1_000_000 <= allocated(folder / "d") < 1_100_000

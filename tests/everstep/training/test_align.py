@@ -27,7 +27,7 @@ def test_it_waits_once_it_has_come_so_far(reports: ReportFile, step: int, comple
 def test_it_goes_on_when_nobody_asks_any_more_and_does_not_wait_for_the_same_again(
     reports: ReportFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_reports, "UNASKED_S", 0.2)
+    monkeypatch.setattr(step_reports, "REQUEST_VALID_S", 0.2)
     reports.align(3)
     began = time.monotonic()
     wait_aligned(reports, 3)

@@ -49,7 +49,7 @@ def test_nothing_is_written_before_there_is_memory(folder: Path) -> None:
     save(folder / "from", 7, bytes(2 * PIECE))
     header = SlotReader(folder / "from").headers()[0]
     file = Slow(folder / "to")
-    file.receive(header, whole=False)
+    file.receive(header, allocate=False)
     with contextlib.closing(Prefault(file, header.payload_bytes)) as ahead:
         waiting = threading.Thread(target=ahead.reach, args=(PIECE + 1,))
         waiting.start()
@@ -67,7 +67,7 @@ def test_who_is_interrupted_leaves_the_rest_alone(folder: Path) -> None:
     save(folder / "from", 7, bytes(3 * PIECE))
     header = SlotReader(folder / "from").headers()[0]
     file = Slow(folder / "to")
-    file.receive(header, whole=False)
+    file.receive(header, allocate=False)
     ahead = Prefault(file, header.payload_bytes)
     closing = threading.Thread(target=ahead.close)
     closing.start()
@@ -94,7 +94,7 @@ def test_no_room_for_a_slot_on_its_way(tmp_path: Path, way: str) -> None:
                 copy_slot(peer.shm / "backup-0", 7, into)
 
         with contextlib.closing(SlotFile(path, slots=2)) as into:
-            into.receive(SlotReader(peer.shm / "backup-0").headers()[0], whole=False)
+            into.receive(SlotReader(peer.shm / "backup-0").headers()[0], allocate=False)
             into.abort()
             with (tmp_path / "small" / "other").open("wb") as other:
                 os.posix_fallocate(other.fileno(), 0, 16 << 20)
