@@ -211,8 +211,7 @@ def _flips(plan: Path, fault: Fault) -> Path:
 
 
 def _shows(fault: Fault) -> bool:
-    """Whether a fault shows in this trial of a replay: it shows in every n-th trial, where ``shows_every`` is n; 0:
-    never."""
+    """Whether a fault shows in this trial of a replay: in every n-th trial, where ``shows_every`` is n; 0: never."""
     every = int(fault.get("shows_every", 1))
     return every > 0 and int(os.environ.get(environment.GENERATION, "0")) % every == 0
 

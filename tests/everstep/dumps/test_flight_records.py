@@ -84,7 +84,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"{}", b'{"entries": 3}', b"[]", b"{", b"\x80\x02K", b"\x80\x02]."])
 def test_what_is_no_record_is_told(data: bytes) -> None:
-    with pytest.raises(DumpError, match=r"^rank-1 is no flight record"):
+    with pytest.raises(DumpError, match=r"^rank-1 is not a flight record"):
         parse_record("rank-1", data, pickles=True)
 
 

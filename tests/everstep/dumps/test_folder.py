@@ -114,13 +114,13 @@ def test_a_thread_in_the_background_that_goes_on_does_not_move_its_rank(tmp_path
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("dump-20391.txt", TEXT, "does not say whose it is"),
-        ("record.json", RECORD, "does not say whose it is"),
+        ("dump-20391.txt", TEXT, "is not known"),
+        ("record.json", RECORD, "is not known"),
         ("rank-0.txt", b"\n", "is empty"),
         ("rank-0.gz", b"\x1f\x8bnothing", "cannot be read"),
         ("nccl_trace_20251126", RECORD, "rank 20251126 is none"),
         ("rank-0.json", b"[" * 100_000, "is not what"),
-        ("rank-0.json", b'{"entries":' + b"[" * 100_000, "is no flight record"),
+        ("rank-0.json", b'{"entries":' + b"[" * 100_000, "is not a flight record"),
         ("rank-0.json", compact(DUMP).replace(b'"line":26', b'"line":1e999'), "is not what"),
         ("processes.json", b'[{"pid": 1}]', "must be a list of"),
         ("processes.json", b'[{"pid": 1, "rank": -3}]', "rank -3 is none"),

@@ -24,5 +24,5 @@ def test_a_table(tmp_path: Path) -> None:
 
 def test_a_broken_one(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(64))
-    with pytest.raises(DumpError, match="no Parquet file"):
+    with pytest.raises(DumpError, match="cannot be read as Parquet"):
         read_timings(tmp_path / "t.parquet")

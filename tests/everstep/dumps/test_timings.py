@@ -56,7 +56,7 @@ def test_packed(tmp_path: Path) -> None:
         ("step,rank,op,start,duration\n1,0,f,0\n", "row 2: it has no duration"),
         ("step,rank,op,start,duration\n1,0,f,nan,1\n", "row 2: it began at nan"),
         ("step,rank,op,start,duration\n1,0,f,inf,1\n", "row 2: it began at inf"),
-        ("step,rank,op,start,duration,tokens\n1,0,f,0,1,nan\n", "row 2: it had nan to do"),
+        ("step,rank,op,start,duration,tokens\n1,0,f,0,1,nan\n", "row 2: its amount of work is nan"),
         ("step,rank,op,start,duration\n1,0,f,0,-1\n", "row 2: it lasted -1"),
         ("step,rank,op,start,duration\n1,0,f,0,nan\n", "row 2: it lasted nan"),
         ("step,rank,op,start,duration\n1,0,f,soon,1\n", "row 2: could not convert"),

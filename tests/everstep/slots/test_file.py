@@ -120,7 +120,7 @@ def test_a_loaded_state_is_the_saved_one(folder: Path) -> None:
         assert (payload.completed_steps, payload.generation) == (step, 7)
         assert bytes(payload.tensors) == contents(step, 10_000)
         assert payload.structure == b"structure of %d" % step
-    with pytest.raises(CheckpointError, match=r"does not hold the state after step 2 .it holds: 3, 4, 5"):
+    with pytest.raises(CheckpointError, match=r"does not have the state after step 2 .it has: 3, 4, 5"):
         again.load(2)
 
 

@@ -134,7 +134,7 @@ def test_a_fresh_start_forgets_old_checkpoints(start_rank: StartRank, shm: Path)
 def test_a_step_that_this_rank_does_not_hold_is_an_error(start_rank: StartRank) -> None:
     start_rank(1, resume=7)
     run = everstep.join()
-    with pytest.raises(CheckpointError, match=r"does not hold the state after step 7 .it holds: none"):
+    with pytest.raises(CheckpointError, match=r"does not have the state after step 7 .it has: none"):
         next(run.steps(10, run.checkpoint(counter=Counter())))
 
 

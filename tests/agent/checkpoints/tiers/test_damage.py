@@ -202,7 +202,7 @@ def test_steps_that_cannot_be_set_aside_are_not_listed_all_the_same(small: Small
         ("cut", False, r"has \d+ of \d+ bytes"),
         ("flip", True, "contents do not match their checksum"),
         ("manifest", False, "cannot be read"),
-        ("manifest flip", False, "does not match its own checksum|is no manifest"),
+        ("manifest flip", False, "does not match its own checksum|is not a manifest"),
         ("gone", False, "cannot be read"),
     ],
 )
