@@ -1,1 +1,1 @@
-"""Training libraries and loggers under everstep: each module needs the library that it is named after."""
+"""Connects training libraries and loggers to everstep; each module needs the library after which it is named."""

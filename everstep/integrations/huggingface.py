@@ -1,6 +1,10 @@
-"""Hugging Face's ``Trainer``: one line, and it goes on after a fault as if nothing had been.
+"""Connects Hugging Face's ``Trainer``: after a fault it resumes where the job was.
 
-trainer = Trainer(model=…, args=…, train_dataset=…) everstep.integrations.huggingface.attach(trainer) trainer.train()
+::
+
+    trainer = Trainer(model=…, args=…, train_dataset=…)
+    everstep.integrations.huggingface.attach(trainer)
+    trainer.train()
 """
 
 from __future__ import annotations
@@ -21,42 +25,42 @@ from everstep.training.checkpoint import Stateful
 from everstep.training.run import Run
 
 KEPT = ("epoch", "total_flos", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint")
-"""Fields of the trainer's state. Its log, which grows with the job and would be copied at every step, is left out."""
-PLACE = ("train_batch_size", "logging_steps", "eval_steps", "save_steps")
-"""Fields of the arguments, which the trainer compares with those of its checkpoint."""
+"""Saved fields of the trainer's state. Its log is left out: it grows with the job, and each save would copy it."""
+COMPARED = ("train_batch_size", "logging_steps", "eval_steps", "save_steps")
+"""Fields of the arguments that the trainer compares with those of its checkpoint."""
 MEANS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
-"""Fields of the trainer, for the mean loss that it logs."""
+"""Saved fields of the trainer from which it computes the mean loss that it logs."""
 LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
 """Methods by which the trainer loads its own checkpoints, in transformers 4 and 5."""
 
 
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
-    """Have a trainer report its steps, save after each of them, and go on where the job stood.
+    """Let a trainer report its steps, save its state after each step, and resume from the job's last state.
 
-    Model, optimizer, scheduler, scaler, random states and the position in the data are kept. Loss, gradient norm and
-    tokens of this rank are reported, the loss as this rank computes it. Outside everstep the trainer trains as ever.
+    The state is model, optimizer, scheduler, scaler, random states and the position in the data. The trainer reports
+    the tokens, the gradient norm and the loss that this rank computes. Outside everstep nothing changes.
 
     Args:
         trainer: The trainer, before ``train`` is called.
-        run: From ``everstep.join``; None: joined here, with the job's sizes.
+        run: The run from ``everstep.join``; None: the job is joined here, with its sizes.
         things: More objects of the state, as for ``run.checkpoint``.
 
     Raises:
-        ConfigError: the trainer uses DeepSpeed, whose state is its own.
+        ConfigError: the trainer uses DeepSpeed, which is not supported.
     """
     run = everstep.join() if run is None else run
     if not run.active:
         return run
     if getattr(trainer, "is_deepspeed_enabled", False):
-        raise ConfigError("attach(trainer): DeepSpeed keeps parameters and optimizer state in a way of its own")
-    follower = _Follower(trainer, DrivenLoop(run), things)
-    trainer.add_callback(follower)
-    follower.take_over()
+        raise ConfigError("attach(trainer): DeepSpeed is not supported, since it keeps parameters and optimizer itself")
+    callback = _TrainerCallback(trainer, DrivenLoop(run), things)
+    trainer.add_callback(callback)
+    callback.wrap_trainer()
     return run
 
 
-class _Means:
-    """The state of the trainer beside model, optimizer and scheduler."""
+class _TrainerState:
+    """The state of the trainer itself, without model, optimizer and scheduler."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -71,27 +75,27 @@ class _Means:
         for name, value in state_dict["state"].items():
             setattr(self._trainer.state, name, value)
         for name, value in state_dict["means"].items():
-            now = getattr(self._trainer, name, None)
-            setattr(self._trainer, name, value.to(now.device) if isinstance(now, torch.Tensor) else value)
+            current = getattr(self._trainer, name, None)
+            setattr(self._trainer, name, value.to(current.device) if isinstance(current, torch.Tensor) else value)
 
 
 def _plain(value: Any) -> Any:
-    """A tensor that the trainer adds to in place must not change under the save."""
+    """A copy of a tensor, since the trainer changes its own in place while a save copies; other values unchanged."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-class _Follower(TrainerCallback):  # type: ignore[misc]  # the library is not there where types are checked
-    """Goes along with the trainer's loop."""
+class _TrainerCallback(TrainerCallback):  # type: ignore[misc]  # types are checked without the library
+    """Drives the run's steps from the trainer's loop."""
 
     def __init__(self, trainer: Trainer, loop: DrivenLoop, things: dict[str, Stateful]) -> None:
         self._trainer, self._loop, self._things = trainer, loop, things
         self._loss: Any = None
-        """Sum over the micro-batches of a step, as they add up to its loss."""
+        """Sum of the losses of the current step's micro-batches, which is the loss of the step."""
         self._grad_norm: Any = None
         self._tokens = 0
 
-    def take_over(self) -> None:
-        """Stand between the trainer and what it loads, computes and clips."""
+    def wrap_trainer(self) -> None:
+        """Wrap the methods by which the trainer trains, computes a loss, clips gradients and loads checkpoints."""
         trainer = self._trainer
         train, training_step = trainer.train, trainer.training_step
         clip = trainer.accelerator.clip_grad_norm_
@@ -100,10 +104,10 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # the library is not th
         def trained(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
             with tempfile.TemporaryDirectory(prefix="everstep-") as folder:
                 if self._loop.agreed > 0:
-                    # All that the trainer needs to find its place in the data.
-                    place = {name: getattr(trainer.args, name) for name in PLACE}
-                    place |= {"global_step": self._loop.agreed, "epoch": 0.0}
-                    (Path(folder) / TRAINER_STATE_NAME).write_text(json.dumps(place))
+                    # With this the trainer finds its position in the data.
+                    position = {name: getattr(trainer.args, name) for name in COMPARED}
+                    position |= {"global_step": self._loop.agreed, "epoch": 0.0}
+                    (Path(folder) / TRAINER_STATE_NAME).write_text(json.dumps(position))
                     resume_from_checkpoint = folder
                     for name in loads:
                         setattr(trainer, name, lambda *_, **__: None)
@@ -128,37 +132,39 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # the library is not th
         trainer.train, trainer.training_step, trainer.accelerator.clip_grad_norm_ = trained, computed, clipped
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Model, optimizer and scheduler are made: restore them."""
+        """Restore model, optimizer and scheduler, which exist now."""
         trainer = self._trainer
-        state.compute_steps(args, state.max_steps)  # what the arguments give as a share of all steps
+        state.compute_steps(args, state.max_steps)  # some arguments are shares of the number of steps
         scaler = getattr(trainer.accelerator, "scaler", None)
-        known: dict[str, Any] = {
+        things: dict[str, Any] = {
             "model": trainer.model,
             # Accelerate's wrapper would hide which parameters the optimizer trains.
             "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),
             "scheduler": trainer.lr_scheduler,
-            "trainer": _Means(trainer),
+            "trainer": _TrainerState(trainer),
         }
-        more = {} if scaler is None else {"scaler": scaler}
-        self._loop.begin(state.max_steps, state.global_step, **known, **more, **self._things)
+        if scaler is not None:
+            things["scaler"] = scaler
+        self._loop.begin(state.max_steps, state.global_step, **things, **self._things)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The step before is complete."""
+        """Complete the step before."""
         self._loop.step_begins(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The optimizer has stepped: report it."""
+        """Report the step, since the optimizer has stepped."""
         if self._loop.step is not None:
             self._loop.run.report(
-                self._loop.step, loss=self._loss, grad_norm=_whole(self._grad_norm), tokens=self._tokens
+                self._loop.step, loss=self._loss, grad_norm=_reduced(self._grad_norm), tokens=self._tokens
             )
         self._loss, self._grad_norm, self._tokens = None, None, 0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last step is complete."""
+        """Complete the last step."""
         self._loop.end()
 
 
-def _whole(norm: Any) -> Any:
-    """A gradient norm that every rank has as a whole; None: it would take all ranks to know it."""
+def _reduced(norm: Any) -> Any:
+    """A gradient norm if this rank has its value; None: it is a DTensor of partial sums, which only all ranks can
+    add."""
     return None if hasattr(norm, "placements") and any(p.is_partial() for p in norm.placements) else norm

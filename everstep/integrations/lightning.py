@@ -1,6 +1,10 @@
-"""PyTorch Lightning's ``Trainer``: one line, and it goes on after a fault as if nothing had been.
+"""Connects PyTorch Lightning's ``Trainer``: after a fault it resumes where the job was.
 
-trainer = Trainer(max_epochs=…) everstep.integrations.lightning.attach(trainer) trainer.fit(model)
+::
+
+    trainer = Trainer(max_epochs=…)
+    everstep.integrations.lightning.attach(trainer)
+    trainer.fit(model)
 """
 
 from __future__ import annotations
@@ -22,52 +26,52 @@ from everstep.training.rng import RandomState
 from everstep.training.run import Run
 
 ENDLESS = 2**62
-"""Steps of a training whose length Lightning does not know."""
+"""Number of steps of a training whose length Lightning does not know."""
 TOTAL_NORM = ("grad_2.0_norm_total", *GRAD_NORM)
-"""Names of the gradient norm: first the one that Lightning's own ``grad_norm`` gives it."""
-ACROSS_PROCESSES = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
-"""Strategies that keep parameters or optimizer state in a way of their own: not tried with everstep."""
+"""Names of the gradient norm; the first one is that of Lightning's own ``grad_norm``."""
+SHARDING = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
+"""Strategies that shard the model or the optimizer state themselves. They are refused: they were not tried."""
 
 
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
-    """Have a trainer report its steps, save after each of them, and go on where the job stood.
+    """Let a trainer report its steps, save its state after each step, and resume from the job's last state.
 
-    Modules, optimizers, schedulers, scaler, random states and the position in the data are kept. The loss of this rank
-    is reported, and the gradient norm where the module logs it. Outside everstep the trainer trains as ever.
+    The state is module, optimizers, schedulers, scaler, random states and the position in the data. The trainer reports
+    the loss of this rank, and the gradient norm if the module logs it. Outside everstep nothing changes.
 
     Args:
-        trainer: The trainer, before ``fit`` is called; call that without ``ckpt_path``.
-        run: From ``everstep.join``; None: joined here, with the job's sizes.
+        trainer: The trainer, before ``fit`` is called. Call ``fit`` without ``ckpt_path``.
+        run: The run from ``everstep.join``; None: the job is joined here, with its sizes.
         things: More objects of the state, as for ``run.checkpoint``.
 
     Raises:
-        ConfigError: the trainer's strategy shards the model in a way of its own.
+        ConfigError: the trainer's strategy is one of ``SHARDING``.
     """
     run = everstep.join() if run is None else run
     if not run.active:
         return run
     strategy = type(trainer.strategy).__name__
-    if strategy in ACROSS_PROCESSES:
-        raise ConfigError(f"attach(trainer): {strategy} shards model or optimizer in a way of its own; DDP can be used")
-    follower = _LightningCallback(trainer, DrivenLoop(run), things)
-    trainer.callbacks.append(follower)
-    follower.take_over()
+    if strategy in SHARDING:
+        raise ConfigError(f"attach(trainer): {strategy} shards the model or the optimizer itself: use DDP")
+    callback = _LightningCallback(trainer, DrivenLoop(run), things)
+    trainer.callbacks.append(callback)
+    callback.wrap_trainer()
     return run
 
 
-class _LightningPlace:
+class _TrainerPosition:
     """The state of the trainer's loops."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.steps = 0
-        """Steps of the optimizer that are complete."""
+        """Number of completed steps of the optimizer."""
         self.batches = 0
-        """Batches of the epoch that are complete."""
+        """Number of completed batches of the epoch."""
         self.random: dict[str, Any] = {}
-        """Random states when the epoch's order of the data was drawn."""
+        """Random states from which the epoch's order of the data was drawn."""
         self.restored = False
-        """The state was restored, and its epoch was not entered yet."""
+        """Whether the state was restored and its epoch was not entered yet."""
         self._counts: dict[str, Any] = {}
         """The restored state of the loops."""
 
@@ -107,7 +111,8 @@ class _LightningPlace:
             loop.load_state_dict(self._counts[name])
 
     def enter(self) -> None:
-        """The batches of the epoch that are complete count as done; the trainer takes an epoch to begin."""
+        """Count the completed batches of the restored epoch as done; the trainer has reset the counts for a new
+        epoch."""
         self._load_counts()
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         progress.total.ready = progress.total.started = progress.total.processed = progress.total.completed
@@ -115,38 +120,38 @@ class _LightningPlace:
             setattr(progress.current, name, self.batches)
 
 
-class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not there where types are checked
-    """Goes along with the trainer's loops."""
+class _LightningCallback(Callback):  # type: ignore[misc]  # types are checked without the library
+    """Drives the run's steps from the trainer's loops."""
 
     def __init__(self, trainer: Trainer, loop: DrivenLoop, things: dict[str, Stateful]) -> None:
         self._loop, self._things = loop, things
-        self._place = _LightningPlace(trainer)
+        self._position = _TrainerPosition(trainer)
         self._random = RandomState()
         self._stepped = 0
         """The trainer's count of optimizer steps at the end of the last batch."""
         self._loss: Any = None
-        """Sum over the micro-batches of a step, as they add up to its loss."""
+        """Sum of the losses of the current step's micro-batches, which is the loss of the step."""
 
-    def take_over(self) -> None:
-        """Stand where the trainer makes the iterator of an epoch."""
-        trainer, place = self._place._trainer, self._place
+    def wrap_trainer(self) -> None:
+        """Wrap ``fit``, and the method in which the trainer makes the iterator of an epoch."""
+        trainer, position = self._position._trainer, self._position
         epoch_loop = trainer.fit_loop.epoch_loop
         begin, fit = epoch_loop.on_run_start, trainer.fit
 
         def begun(data_fetcher: Any) -> None:
-            skip = place.batches if place.restored else 0
-            if place.restored:
-                # Without loader processes the order is drawn with the first batch. With them that of the first epoch is
-                # drawn earlier, before anything can be restored: alike where the script seeds.
-                self._random.load_state_dict(place.random)
+            skip = position.batches if position.restored else 0
+            if position.restored:
+                # Without loader processes, the order of the data is drawn with the first batch. With loader processes,
+                # that of the first epoch is drawn before anything can be restored; it is equal if the script seeds.
+                self._random.load_state_dict(position.random)
             else:
-                place.random = self._random.state_dict()
+                position.random = self._random.state_dict()
             begin(data_fetcher)
             for _ in range(skip):
                 next(data_fetcher)
-            if place.restored:
-                place.enter()
-            place.restored = False
+            if position.restored:
+                position.enter()
+            position.restored = False
 
         def fitted(*args: Any, **options: Any) -> Any:
             try:
@@ -157,21 +162,21 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not 
         epoch_loop.on_run_start, trainer.fit = begun, fitted
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Everything is made, and the order of the first epoch is drawn: restore."""
-        known: dict[str, Any] = {"module": pl_module, "trainer": self._place}
-        known |= {f"optimizer{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
-        known |= {f"scheduler{number}": kept.scheduler for number, kept in enumerate(trainer.lr_scheduler_configs)}
+        """Restore the state: all its objects exist now, and the order of the first epoch is drawn."""
+        things: dict[str, Any] = {"module": pl_module, "trainer": self._position}
+        things |= {f"optimizer{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
+        things |= {f"scheduler{number}": each.scheduler for number, each in enumerate(trainer.lr_scheduler_configs)}
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
-            known["scaler"] = scaler
+            things["scaler"] = scaler
         total = trainer.estimated_stepping_batches if pl_module.automatic_optimization else ENDLESS
         steps = int(min(total, ENDLESS)) if total > 0 else ENDLESS
-        self._loop.begin(steps, 0, _warm_up(trainer), **known, **self._things)
+        self._loop.begin(steps, 0, _warm_up(trainer), **things, **self._things)
         self._stepped = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The batch before is complete, and with it perhaps a step."""
-        self._place.batches = batch_idx
-        self._loop.step_begins(self._place.steps)
+        """Complete the batch before, which may have ended a step."""
+        self._position.batches = batch_idx
+        self._loop.step_begins(self._position.steps)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Report the step, if the optimizer has stepped."""
@@ -179,24 +184,24 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # the library is not 
         if loss is not None:
             self._loss = loss if self._loss is None else self._loss + loss
         if trainer.global_step == self._stepped:
-            return  # gradients add up
+            return  # gradients are accumulated over several batches
         self._stepped = trainer.global_step
-        self._place.steps += 1
+        self._position.steps += 1
         if self._loop.step is not None:
             norm = _named(TOTAL_NORM, trainer.callback_metrics)
             self._loop.run.report(self._loop.step, loss=self._loss, grad_norm=norm)
         self._loss = None
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """The last step is complete."""
-        self._place.batches = 0
+        """Complete the last step."""
+        self._position.batches = 0
         self._loop.end()
 
 
 def _warm_up(trainer: Trainer) -> Callable[[], object] | None:
-    """A forward and a backward pass: DDP sums gradients in another order before its first one than after it.
+    """A function for one forward and backward pass: DDP sums gradients in another order in its first backward pass.
 
-    None: there is one process only, or the module steps its optimizers itself.
+    None: there is only one process, or the module calls its optimizers itself.
     """
     module = trainer.lightning_module
     if trainer.world_size == 1 or not module.automatic_optimization:
@@ -209,13 +214,13 @@ def _warm_up(trainer: Trainer) -> Callable[[], object] | None:
         loss = _loss_of(call._call_strategy_hook(trainer, "training_step", batch, 0), {}, detached=False)
         if loss is not None:
             loss.backward()
-        trainer._logger_connector.reset_results()  # nothing of this is logged
+        trainer._logger_connector.reset_results()  # so that nothing of this pass is logged
 
     return once
 
 
 def _loss_of(outputs: Any, logged: Mapping[str, Any], *, detached: bool = True) -> Any:
-    """The loss that ``training_step`` returned, else the one that the module logged; None: there is neither."""
+    """The loss that ``training_step`` returned, or else the loss that the module logged; None: there is no loss."""
     loss = outputs if isinstance(outputs, torch.Tensor) else None
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")

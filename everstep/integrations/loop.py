@@ -1,4 +1,4 @@
-"""``run.steps`` for loops that are not the script's own: a trainer calls back, and the steps go along with it."""
+"""Drives ``run.steps`` from the callbacks of a trainer, which has a loop of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from everstep.training.run import Run
 
 
 class DrivenLoop:
-    """The steps of a trainer, numbered as the trainer numbers them, from 0.
+    """The steps of a trainer, which are numbered from 0 as in the trainer.
 
-    A step is complete when the next step begins, or the training ends: work of the trainer in between (logs,
-    evaluations) belongs to it. Random states are restored when the first step begins, because trainers draw from them
-    while they get ready.
+    A step is complete when the next step begins or the training ends, so that it includes the logs and evaluations of
+    the trainer after it. Random states are restored when the first step begins, because trainers draw random numbers
+    before it.
 
     Args:
-        run: From ``everstep.join``.
+        run: The run from ``everstep.join``.
     """
 
     def __init__(self, run: Run) -> None:
@@ -31,14 +31,14 @@ class DrivenLoop:
         """The current step; None: there is none."""
         self._random = RandomState()
         self._restored: dict[str, Any] | None = None
-        """Random states of the restored step, until the first step begins."""
+        """Random states of the restored step; None: there are none, or the first step has begun."""
 
     @property
     def agreed(self) -> int:
-        """Completed steps of the state that is going to be restored; 0: there is none.
+        """Completed steps of the state that will be restored; 0: there is none.
 
         Raises:
-            ConfigError: the job starts from a checkpoint of other parallel sizes, which a trainer cannot.
+            ConfigError: the job starts from a checkpoint of other parallel sizes, which trainers do not support.
         """
         if not self.run.active:
             return 0
@@ -58,13 +58,13 @@ class DrivenLoop:
     def begin(
         self, total: int, start: int = 0, warm_up: Callable[[], object] | None = None, /, **things: Stateful
     ) -> None:
-        """Everything is made: restore it, where there is something to restore.
+        """Begin the first step, and restore the objects of the state if there is a state to restore.
 
         Args:
-            total: Steps of the whole training.
-            start: The first step, where the trainer has restored a checkpoint of its own.
-            warm_up: As for ``run.steps``; None: nothing is to be set up before a state is restored.
-            things: What makes up the state, as for ``run.checkpoint``.
+            total: Number of steps of the complete training.
+            start: The first step, if the trainer has restored its own checkpoint.
+            warm_up: The ``warm_up`` of ``run.steps``; None: none is needed.
+            things: The objects of the state, as for ``run.checkpoint``.
 
         Raises:
             CheckpointError: the agreed state cannot be restored.
@@ -76,7 +76,7 @@ class DrivenLoop:
             self._restored = self._random.state_dict()
 
     def step_begins(self, step: int) -> None:
-        """A step begins: those before it are complete, and saved.
+        """Begin a step; the steps before it are complete and are saved.
 
         Raises:
             CheckpointError: a state cannot be saved.
@@ -88,7 +88,7 @@ class DrivenLoop:
             self._at = next(self._steps, None)
 
     def end(self) -> None:
-        """The training is over: the last step is complete.
+        """Complete the last step and leave the loop.
 
         Raises:
             CheckpointError: the last save failed.
@@ -98,7 +98,7 @@ class DrivenLoop:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the loop, at its end or in the middle of a step; what was begun to be saved is saved."""
+        """Leave the loop, at its end or within a step; a save that has begun is completed."""
         if self._steps is not None:
             self._steps.close()
         self._steps = self._at = None

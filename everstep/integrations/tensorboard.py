@@ -1,6 +1,8 @@
-"""TensorBoard: everstep reports the values that are written with a ``SummaryWriter``, without further lines.
+"""Reports the loss and the gradient norm that a script writes to TensorBoard with a ``SummaryWriter``.
 
-everstep.integrations.tensorboard.tap()
+::
+
+    everstep.integrations.tensorboard.tap()
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ def tap(run: Run | None = None, *, loss: Sequence[str] = LOSS, grad_norm: Sequen
     """Report what a script writes with torch's ``SummaryWriter``, unless it reports by itself.
 
     Args:
-        run: From ``everstep.join``; None: joined here, with the job's sizes.
-        loss: Tags under which the loss is written; of ``add_scalars`` the two names with a ``/`` between.
-        grad_norm: Tags under which the gradient norm is written.
+        run: The run from ``everstep.join``; None: the job is joined here, with its sizes.
+        loss: Tags of the loss; for ``add_scalars``, main tag and tag with a ``/`` between them.
+        grad_norm: Tags of the gradient norm.
 
     Raises:
-        ConfigError: no names are given.
+        ConfigError: the names are not lists, or there is no name of the loss.
     """
     add_scalar, add_scalars = SummaryWriter.add_scalar, SummaryWriter.add_scalars
 
@@ -32,7 +34,7 @@ def tap(run: Run | None = None, *, loss: Sequence[str] = LOSS, grad_norm: Sequen
         self: Any, tag: str, scalar_value: Any, global_step: int | None = None, *args: Any, **options: Any
     ) -> None:
         add_scalar(self, tag, scalar_value, global_step, *args, **options)
-        tapped.take({tag: scalar_value}, global_step)
+        tapped.record({tag: scalar_value}, global_step)
 
     def scalars(
         self: Any,
@@ -43,7 +45,7 @@ def tap(run: Run | None = None, *, loss: Sequence[str] = LOSS, grad_norm: Sequen
         **options: Any,
     ) -> None:
         add_scalars(self, main_tag, tag_scalar_dict, global_step, *args, **options)
-        tapped.take({f"{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}, global_step)
+        tapped.record({f"{main_tag}/{tag}": value for tag, value in tag_scalar_dict.items()}, global_step)
 
     def undo() -> None:
         SummaryWriter.add_scalar, SummaryWriter.add_scalars = add_scalar, add_scalars  # type: ignore[method-assign]

@@ -1,6 +1,8 @@
-"""Weights & Biases: everstep reports the values that are passed to ``wandb.log``, without further lines.
+"""Reports the loss and the gradient norm that a script passes to ``wandb.log`` (Weights & Biases).
 
-everstep.integrations.wandb.tap()      # before wandb.init()
+::
+
+    everstep.integrations.wandb.tap()  # before wandb.init()
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ def tap(run: Run | None = None, *, loss: Sequence[str] = LOSS, grad_norm: Sequen
     """Report what a script logs with wandb, unless it reports by itself.
 
     Args:
-        run: From ``everstep.join``; None: joined here, with the job's sizes.
-        loss: Names under which the loss is logged.
-        grad_norm: Names under which the gradient norm is logged.
+        run: The run from ``everstep.join``; None: the job is joined here, with its sizes.
+        loss: Names of the loss.
+        grad_norm: Names of the gradient norm.
 
     Raises:
-        ConfigError: no names are given.
+        ConfigError: the names are not lists, or there is no name of the loss.
     """
     log = WandbRun.log
 
     def logged(self: WandbRun, data: dict[str, Any], step: int | None = None, *args: Any, **options: Any) -> None:
         log(self, data, step, *args, **options)
-        tapped.take(data, step)
+        tapped.record(data, step)
 
     def undo() -> None:
         WandbRun.log = log

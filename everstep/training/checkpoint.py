@@ -1,7 +1,7 @@
-"""Every-step checkpoints of one rank in shared memory that outlives it.
+"""Saves the state of one rank after every step, in shared memory that outlives the rank, and restores it.
 
-A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``), most of it while training goes on
-(``saver.py``). DTensors save and load their local shard, so no rank ever gathers anything.
+A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``). Most of it is copied while the
+next step runs (``saver.py``). Only the local shard of a DTensor is saved and loaded, so no rank gathers tensors.
 """
 
 from __future__ import annotations
@@ -36,32 +36,31 @@ _GRADIENTS = "everstep.gradients"
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with ``state_dict`` and ``load_state_dict``."""
+    """An object with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> Any:
         """The state, as containers of tensors, numbers and strings."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Restore a state."""
+        """Load a state."""
 
 
 class Checkpoint:
     """The state of this rank, saved after every step by ``Run.steps``.
 
-    Made by ``Run.checkpoint``; outside everstep it does nothing. The states of
-    the random number generators of torch, numpy and ``random`` are part of it.
+    ``Run.checkpoint`` makes it; outside everstep it does nothing. The states of the random number generators of torch,
+    numpy and ``random`` are part of it.
 
-    What to know for a resume that is equal bit for bit:
+    For a resume that is equal bit for bit:
 
-    * The state is restored when the loop over ``Run.steps`` is entered. Call
-      ``iter(loader)`` before: a DataLoader draws its base seed from torch's
-      generator, and that draw must not come after the restore.
-    * Save the position of the data: give the sampler's state, or choose the
-      batch by the step number.
-    * DDP reduces in other buckets from its second iteration on; with three
-      ranks or more that changes bits. Give ``Run.steps`` a ``warm_up``.
-    * FSDP1 and whatever else gathers in ``state_dict`` works but is slow; FSDP2
-      and tensor parallel modules give DTensors, whose local shards are saved.
+    * Call ``iter(loader)`` before the loop over ``Run.steps``, which restores the state when it is entered. A
+    DataLoader draws its base seed from torch's generator, and must do so before the restore. * Save the position in the
+    data: name an object with the sampler's state, or choose the batch by the step number. * Pass a ``warm_up`` to
+    ``Run.steps`` if the script uses DDP with three ranks or more: from its second iteration on, DDP adds gradients in
+    another order.
+
+    FSDP2 and tensor parallel modules have DTensors, whose local shards are saved. Modules that gather tensors in
+    ``state_dict``, as FSDP1 does, work but are slow.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Checkpoint:
         """Whether a state has gradients → the layout of such states."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
-        """Optimizer → parameters in each of its groups when the loop began; None: the script was warned of a change."""
+        """Optimizer → number of parameters in each of its groups when the loop began; None: a change was warned of."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -93,7 +92,7 @@ class Checkpoint:
 
     @property
     def active(self) -> bool:
-        """Whether saves happen: under everstep only."""
+        """Whether the state is saved, which is so only under everstep."""
         return self._file is not None
 
     @property
@@ -104,11 +103,10 @@ class Checkpoint:
     def save(self, completed_steps: int) -> None:
         """Save the state after a number of completed steps, and return as soon as training may continue.
 
-        With overlap, parameters and optimizer state are copied meanwhile, and
-        the next ``optimizer.step`` waits for that.
+        With overlap, parameters and optimizer state are copied after that; the next ``optimizer.step`` waits for them.
 
         Raises:
-            CheckpointError: no room in shared memory, a state that cannot be saved, or the save before failed.
+            CheckpointError: there is no room in shared memory, the state cannot be saved, or the save before it failed.
         """
         if self._saver is None or self._gradients is None:
             return
@@ -134,13 +132,14 @@ class Checkpoint:
         """Return when the last save is committed.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         if self._saver is not None:
             self._saver.wait()
 
     def drain(self) -> None:
-        """Like ``wait`` for a script that is leaving: for a limited time, and without raising the error of the save."""
+        """Wait a limited time for the last save, without raising its error, since the script already leaves its
+        loop."""
         if self._saver is not None:
             self._saver.drain()
 
@@ -148,7 +147,7 @@ class Checkpoint:
         """Load the state after a number of completed steps and forget later states.
 
         Raises:
-            CheckpointError: this rank does not hold that step, or the state does not fit the given objects.
+            CheckpointError: this rank does not have that step, or the state does not fit the script's objects.
             CorruptCheckpoint: the slot is damaged.
         """
         if self._file is None or self._saver is None:
@@ -162,22 +161,22 @@ class Checkpoint:
             with self._saver.on(devices):
                 tree = decode(payload.structure, payload.tensors, self._meshes(), place=place)
         except Exception as error:
-            file.verify(completed_steps)  # damage explains more than what it leads to
+            file.verify(completed_steps)  # if the slot is damaged, that error explains more
             if isinstance(error, EverstepError):
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
         restore_copy.start()
         self._saver.pin(payload.tensors, devices)
         restore_copy.finish()
-        self._take_over(tree, completed_steps, str(file.path))
+        self._load(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)
 
     def restore_resharded(self, folder: Path, topology: Topology, rank: int) -> int:
-        """Load a checkpoint on disk that was saved with other parallel sizes, and save it as this rank's own.
+        """Load a checkpoint on disk that was saved with other parallel sizes, and save it in this rank's slots.
 
         Args:
             folder: A ``step-…`` folder with the files of all ranks of the old job.
-            topology: Sizes now.
+            topology: The topology of the current job.
             rank: This rank.
 
         Returns:
@@ -192,22 +191,22 @@ class Checkpoint:
         completed_steps, tree = read_resharded(folder, topology, rank, self._meshes())
         if "tensors" in tree.get(_GRADIENTS, {}):
             raise CheckpointError(
-                f"{folder} was saved while gradients were accumulated, which go on with the same sizes only: start "
-                f"from a step after which the optimizer had stepped. {WHAT_TO_DO}"
+                f"{folder} was saved while gradients were accumulated, and so can be read with the same sizes only: "
+                f"start from a step at whose end the optimizer had stepped. {WHAT_TO_DO}"
             )
-        self._take_over(tree, completed_steps, str(folder))
+        self._load(tree, completed_steps, str(folder))
         self.discard()
         self.save(completed_steps)
         self.wait()
         return completed_steps
 
     def call_midway(self, midway: Callable[[int], None]) -> None:
-        """Have a function called whenever about half of a save is copied, with its completed steps; for drills."""
+        """Call a function whenever about half of a save is copied, with the save's completed steps; for drills."""
         if self._saver is not None:
             self._saver.midway = midway
 
     def discard(self) -> None:
-        """Forget every slot: the job starts from the beginning."""
+        """Forget every slot, since the job starts from the beginning."""
         self._groups = self._sizes()
         if self._gradients is not None:
             self._gradients.begin()
@@ -215,10 +214,10 @@ class Checkpoint:
             self._file.discard_after(-1)
 
     def check_room(self, *, ranks: int, backup_slots: int, where: str) -> None:
-        """Refuse to begin when the slots of this machine's ranks will not fit; see ``memory_check.py``.
+        """Check that the slots of this machine's ranks will fit into its memory; see ``memory_check.py``.
 
         Raises:
-            CheckpointError: they will not.
+            CheckpointError: they will not fit.
         """
         if self._file is not None:
             check_room(self._things.values(), self._file, ranks=ranks, backup_slots=backup_slots, where=where)
@@ -230,18 +229,18 @@ class Checkpoint:
                 thing.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """End saving and give the mapping back; the file stays for the next generation."""
+        """End saving and unmap the file, which is kept for the next generation."""
         if self._gradients is not None:
             self._gradients.close()
         if self._saver is not None:
             self._saver.close()
 
     def _placing(self, payload: Payload, restore_copy: RestoreCopy) -> Callable[[TensorSpec], torch.Tensor | None]:
-        """Where the tensors of a slot are restored to.
+        """A function that gives the tensor into which a tensor of the slot is restored.
 
-        Modules copy loaded tensors into their parameters and buffers, unless they load in a way of their own: these are
-        filled directly, so that nothing is left to copy. Other objects, optimizers above all, keep the loaded tensors:
-        with views of the slot, the next step would write into the checkpoint.
+        Usual modules copy loaded tensors into their parameters and buffers. These are filled directly, which saves a
+        copy. Other objects, e.g. optimizers, keep the loaded tensors, which therefore must not be views of the slot:
+        the next step would write into the checkpoint.
         """
         plain = torch.nn.Module
         targets = {
@@ -261,7 +260,7 @@ class Checkpoint:
                 return restore_copy.tensor(spec) if spec.device == "cpu" else None
             local: torch.Tensor = getattr(target, "_local_tensor", target)
             alike = str(local.dtype) == f"torch.{spec.dtype}" and tuple(local.shape) == spec.shape
-            # The table is not verified yet: what it says of the bytes must not reach beyond the tensor.
+            # The table is not verified yet, so its sizes are checked: a copy must not reach beyond the tensor.
             if alike and local.nbytes == spec.nbytes and local.is_cpu and local.is_contiguous():
                 restore_copy.fill(spec, local.data_ptr())
                 return local
@@ -269,18 +268,18 @@ class Checkpoint:
 
         return place
 
-    def _take_over(self, tree: Any, completed_steps: int, origin: str) -> None:
-        """Load the state into the script's objects."""
+    def _load(self, tree: Any, completed_steps: int, origin: str) -> None:
+        """Load a state into the script's objects."""
         rng, saved_step, gradients = tree.pop(_RNG, None), tree.pop(_STEP, None), tree.pop(_GRADIENTS, {})
         if saved_step != completed_steps:
             raise CorruptCheckpoint(
-                f"{origin}: what is labelled as the state after step {completed_steps} says it is the one "
-                f"after step {saved_step}. Start from another step, or from the beginning"
+                f"{origin}: the state that is labelled with step {completed_steps} is that after step {saved_step}. "
+                "Start from another step, or from the beginning"
             )
         if tree.keys() != self._things.keys():
             raise CheckpointError(
-                f"the checkpoint holds {', '.join(tree) or 'nothing'}, the script gives {', '.join(self._things)}: "
-                "checkpoint() must get the same names as when it was saved"
+                f"the checkpoint has {', '.join(tree) or 'nothing'}, but the script names {', '.join(self._things)}: "
+                "call checkpoint() with the same names as when it was saved"
             )
         for name, thing in self._things.items():
             try:
@@ -305,7 +304,8 @@ class Checkpoint:
         }
 
     def _warn_of_new_parameters(self) -> None:
-        """Warn once of an optimizer that is no longer what a restart will find when it restores: before any body."""
+        """Warn once if an optimizer got other parameters in the loop, since a restart restores before the first
+        body."""
         if self._groups is None:
             return
         before = self._groups
@@ -314,9 +314,9 @@ class Checkpoint:
             return
         self._groups = None
         warnings.warn(
-            f"everstep: the parameters of {name!r} are others than when the loop began. A restart loads its state "
-            "before the first body, and it will not fit. Give the optimizer all parameters before run.steps(), and "
-            "keep those that do not train yet from having gradients (requires_grad_(False))",
+            f"everstep: {name!r} has other parameters than when the loop began. A restart loads its state before the "
+            "first body, and the state will not fit then. Give the optimizer all parameters before run.steps(), and "
+            "freeze those that do not train yet (requires_grad_(False))",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -341,10 +341,11 @@ class Checkpoint:
 
 
 def _may_exchange(module: torch.nn.Module) -> bool:
-    """Return whether a hook before loading may exchange or transform tensors; then they must not be the module's own.
+    """Whether a hook of a module may exchange or transform the tensors that are loaded.
 
-    The hook of FSDP2 only ensures that the parameters are shards.
+    If so, the module's own tensors must not be filled directly. The hook of FSDP2 only checks that the parameters are
+    shards.
     """
-    known = "torch.distributed.fsdp._fully_shard."
+    harmless = "torch.distributed.fsdp._fully_shard."
     hooks = module._load_state_dict_pre_hooks.values()
-    return not all(str(getattr(hook, "__module__", "")).startswith(known) for hook in hooks)
+    return not all(str(getattr(hook, "__module__", "")).startswith(harmless) for hook in hooks)

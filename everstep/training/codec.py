@@ -1,8 +1,8 @@
-"""State dicts to bytes and back: tensors apart, everything else in one small structure.
+"""Splits state dicts into tensors and one small structure, and puts them together again.
 
-The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a pickle in which tensors are numbered
-references. The unpickler that reads it builds only containers, numbers and strings, so that a checkpoint file can never
-run code. A state with any other type is refused when it is saved.
+The structure (``everstep/slots/tensor_table.py``) is a table of the tensors, and a pickle in which a tensor is
+represented by its number. The unpickler builds only containers, numbers and strings, so that a checkpoint file can
+never run code. A state with another type is refused when it is saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from everstep.training.layout import SlotLayout, StateTensors, dtype_of, view_of
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _NUMBERS = "biufc"
-"""Kinds of numpy scalars that keep their type: as Python numbers they would be computed with in double precision."""
+"""Kinds of numpy scalars that keep their type; as Python numbers they would have double precision."""
 _PLAIN = {*_LEAVES, dict, list, tuple}
 _ALLOWED = {
     ("builtins", "complex"),
@@ -50,27 +50,26 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A state in parts: local tensors in the layout's order, and the structure."""
+    """A state in parts: its local tensors in the order of the layout, and the structure."""
 
     tensors: list[Tensor]
     layout: SlotLayout
     structure: bytes
 
 
-def encode(tree: Mapping[str, Any], known: SlotLayout | None = None) -> Encoded:
-    """Take a tree of state dicts apart.
+def encode(tree: Mapping[str, Any], last: SlotLayout | None = None) -> Encoded:
+    """Split a tree of state dicts.
 
     Args:
-        tree: Containers, numbers, strings, tensors (DTensors give their local
-            shard) and numpy arrays, nested as one likes.
-        known: The layout of the last save, used again when it still fits.
+        tree: Nested containers of numbers, strings, tensors and numpy arrays; of a DTensor, the local shard is used.
+        last: The layout of the last save, which is used again if it still fits.
 
     Raises:
-        CheckpointError: something else is in the tree.
+        CheckpointError: the tree has an object of another type.
     """
     buffer, state = io.BytesIO(), StateTensors()
     _Pickler(buffer, state, _paths(tree)).dump(tree)
-    layout = known if known is not None and known.fits(state) else SlotLayout(state)
+    layout = last if last is not None and last.fits(state) else SlotLayout(state)
     return Encoded(state.tensors, layout, layout.table + buffer.getvalue())
 
 
@@ -84,15 +83,17 @@ def decode(
     """Put a tree of state dicts together again.
 
     Args:
-        structure: From ``encode``.
-        tensors: The tensors' bytes. CPU tensors of the result are views of
-            them: clone what is kept.
+        structure: The structure from ``encode``.
+        tensors: The bytes of the tensors. CPU tensors of the result may be views of them, so the caller has to clone
+            tensors that it keeps.
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
-        make_dtensor: Makes a DTensor, given its number and its ``dtensors.Description``. None: of its local shard.
-        place: Gives the tensor to take for a saved one; None: a view of ``tensors``, or a copy on its device.
+        make_dtensor: Makes a DTensor from its number and its ``dtensors.Description``; None: DTensors are made from
+            their saved local shards.
+        place: Gives the tensor that replaces a saved one. If it gives None, or is None itself, that is a view of
+            ``tensors``, or a copy on the saved tensor's kind of device.
 
     Raises:
-        CorruptCheckpoint: the structure names something that no state dict holds.
+        CorruptCheckpoint: the structure names something that no state dict contains.
     """
     specs, pickled = split(structure)
 
@@ -120,7 +121,7 @@ def decode(
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces tensors by references and refuses what ``_Unpickler`` would not read."""
+    """Replaces tensors by references, and refuses objects that ``_Unpickler`` would not read."""
 
     def __init__(self, buffer: io.BytesIO, state: StateTensors, paths: Mapping[int, str]) -> None:
         super().__init__(buffer, protocol=5)
@@ -128,7 +129,7 @@ class _Pickler(pickle.Pickler):
         self._paths = paths
 
     def persistent_id(self, obj: Any) -> int | tuple[Any, ...] | None:
-        # Called for every object of every save: the common kinds come first. A plain tensor is its number.
+        # This is called for every object of every save, so the common kinds come first.
         kind = type(obj)
         if kind in _PLAIN:
             return None
@@ -148,7 +149,7 @@ class _Pickler(pickle.Pickler):
         if (kind.__module__, kind.__qualname__) in _ALLOWED:
             return NotImplemented
         raise CheckpointError(
-            f"a state dict holds {obj!r:.80} of type {kind.__module__}.{kind.__qualname__}, which cannot be saved: use "
+            f"a state dict has {obj!r:.80} of type {kind.__module__}.{kind.__qualname__}, which cannot be saved: use "
             "tensors, arrays, numbers, strings, and lists, tuples and dicts of them"
         )
 
@@ -163,7 +164,7 @@ class _Pickler(pickle.Pickler):
     def _dtensor(self, tensor: Tensor) -> tuple[Any, ...] | None:
         """Reference to a DTensor's local shard; None for a plain tensor."""
         if "torch.distributed.tensor" not in sys.modules:
-            return None  # its import costs 0.4 s; a script that has not done it has no DTensors
+            return None  # a script that did not import it has no DTensors; the import would take 0.4 s
         from torch.distributed.tensor import DTensor
 
         if not isinstance(tensor, DTensor):
@@ -177,7 +178,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds containers, numbers and strings, nothing else."""
+    """Builds only containers, numbers and strings."""
 
     def __init__(self, buffer: io.BytesIO, find: Callable[[Any], Any]) -> None:
         super().__init__(buffer)
@@ -197,11 +198,11 @@ def _tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
     try:
         return torch.from_numpy(numpy.array(array, order="C"))
     except TypeError as error:
-        raise CheckpointError(f"a state dict holds a numpy array of {array.dtype}: use an array of numbers") from error
+        raise CheckpointError(f"a state dict has a numpy array of {array.dtype}: use an array of numbers") from error
 
 
 def _named(obj: Any) -> tuple[Any, ...] | None:
-    """Reference to a value that is no tensor, and that pickle would not keep as it is; None: it does."""
+    """Reference to a numpy scalar, a type or a device of torch; None: pickle keeps the object as it is."""
     if isinstance(obj, numpy.generic) and obj.dtype.kind in _NUMBERS:
         return ("number", obj.dtype.str, obj.tobytes())
     if isinstance(obj, torch.dtype | torch.device):
@@ -210,7 +211,7 @@ def _named(obj: Any) -> tuple[Any, ...] | None:
 
 
 def _value(reference: tuple[Any, ...]) -> Any:
-    """The object that ``_named`` referred to; the structure is not trusted."""
+    """The object of a reference from ``_named``, which is checked, since the structure is not trusted."""
     match reference:
         case ("number", name, data):
             kind = numpy.dtype(name)

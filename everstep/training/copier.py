@@ -1,8 +1,8 @@
-"""Copying tensors into a slot: batches of tensors, and the copier for memory of the host.
+"""Copies tensors into a slot: batches of tensors, and the copier for the host's memory.
 
-memmove is twice as fast as ``copy_`` from about a cache's size on (it streams past the cache), and ctypes releases the
-GIL for it. Small tensors and those that are not contiguous go together in one call of torch, which takes the GIL once
-for all of them.
+For tensors larger than the cache, memmove is twice as fast as ``copy_``, since it writes past the cache; ctypes
+releases the GIL for it. Small tensors, and tensors that are not contiguous, are copied in a single call of torch, which
+takes the GIL only once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
-"""Least bytes of a tensor that the copying thread copies by a memmove of its own."""
+"""Least bytes of a tensor that the copying thread copies by memmove."""
 PIECE = 32 << 20
-"""Tensors of a device are copied in pieces of this many bytes, so that other copies wait for a piece at most."""
+"""Tensors of a device are copied in pieces of this many bytes, so that other copies wait for at most one piece."""
 
 
 class Batch:
-    """Tensors to copy to fixed offsets of a slot, whichever it is.
+    """Tensors to copy to fixed offsets of any slot.
 
     The batch keeps the tensors alive, so that their memory is not reused meanwhile.
 
     Args:
         tensors: The tensors.
-        specs: Their offsets.
-        large: Least bytes of a contiguous tensor of the host's memory that is moved by itself.
+        specs: The entries of the tensors in the table, with their offsets.
+        large: Least bytes of a contiguous tensor in the host's memory that is copied by memmove.
     """
 
     def __init__(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec], *, large: int) -> None:
@@ -38,7 +38,7 @@ class Batch:
         """Offset in the slot, address and size of each range for memmove."""
         self._kept: list[Tensor] = []
         self._sources: list[Tensor] = []
-        self._places: list[int] = []
+        self._offsets: list[int] = []
         self._views: dict[int, list[Tensor]] = {}
         for tensor, spec in zip(tensors, specs, strict=True):
             if not spec.nbytes:
@@ -55,48 +55,48 @@ class Batch:
                 self._add(spec.offset, tensor.detach())
 
     def pairs(self, address: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Tensors in the slot at an address, and the tensors to copy into them; ``moves`` are not among them."""
+        """Tensors in the slot at an address, and the tensors to copy into them, without those of ``moves``."""
         if address not in self._views:
             self._views[address] = [
-                _view(address + place, source) for place, source in zip(self._places, self._sources, strict=True)
+                _view(address + offset, source) for offset, source in zip(self._offsets, self._sources, strict=True)
             ]
         return self._views[address], self._sources
 
     def forget_slots(self) -> None:
-        """Forget the addresses of slots, after the file was mapped anew."""
+        """Forget the addresses of slots, because the file has another mapping."""
         self._views.clear()
 
-    def _add(self, place: int, source: Tensor) -> None:
-        self._places.append(place)
+    def _add(self, offset: int, source: Tensor) -> None:
+        self._offsets.append(offset)
         self._sources.append(source)
 
-    def _move(self, place: int, address: int, size: int) -> None:
-        """Add a range; it is merged with the last range if both continue it."""
+    def _move(self, offset: int, address: int, size: int) -> None:
+        """Add a range for memmove. It is merged with the last range if it follows that in slot and memory."""
         if self.moves:
-            before, start, length = self.moves[-1]
-            if (before + length, start + length) == (place, address):
-                self.moves[-1] = before, start, length + size
+            last, start, length = self.moves[-1]
+            if (last + length, start + length) == (offset, address):
+                self.moves[-1] = last, start, length + size
                 return
-        self.moves.append((place, address, size))
+        self.moves.append((offset, address, size))
 
 
 class Copier(Protocol):
     """Copies batches from one kind of memory."""
 
     def enter_thread(self) -> None:
-        """Prepare a thread other than the script's, which calls this before it uses the copier."""
+        """Prepare a thread other than the script's for the copier; that thread calls this first."""
 
     def follow(self) -> None:
         """Make later copies wait for the work that this thread has queued on the device so far."""
 
     def copy(self, batch: Batch, address: int) -> None:
-        """Copy into the slot whose tensors are at an address, or order the copy."""
+        """Copy into the slot whose tensors are at an address, or queue the copy."""
 
     def pause(self) -> None:
-        """Pause work that this thread gives to the device from now on until the copies ordered so far are done."""
+        """Make the work that this thread queues on the device from now on wait for the copies queued so far."""
 
     def wait(self) -> None:
-        """Return when the copies ordered so far are done."""
+        """Return when the copies queued so far are done."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -113,12 +113,12 @@ class HostCopier:
 
     def copy(self, batch: Batch, address: int) -> None:
         """Copy; other threads run meanwhile."""
-        for place, start, size in batch.moves:
-            ctypes.memmove(address + place, start, size)
-        places, sources = batch.pairs(address)
+        for offset, start, size in batch.moves:
+            ctypes.memmove(address + offset, start, size)
+        targets, sources = batch.pairs(address)
         if sources:
             with torch.no_grad():
-                torch._foreach_copy_(places, sources)
+                torch._foreach_copy_(targets, sources)
 
     def pause(self) -> None:
         """Nothing to do."""
@@ -131,6 +131,6 @@ class HostCopier:
 
 
 def _view(address: int, like: Tensor) -> Tensor:
-    """Memory of the slot as a tensor of the same type and shape as another."""
+    """Memory of the slot as a tensor of the type and shape of ``like``."""
     raw = (ctypes.c_char * (like.numel() * like.element_size())).from_address(address)
     return torch.frombuffer(raw, dtype=torch.uint8).view(like.dtype).view(like.shape)

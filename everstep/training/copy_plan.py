@@ -1,4 +1,4 @@
-"""The plan of a copy into a slot: which tensors are copied at once and which later, in which batches per device."""
+"""Plans a copy into a slot: which tensors are copied at once and which later, in batches for each device."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from everstep.training.overlap import Witness, classify, probes
 
 HOST = "cpu"
 Pieces = list[tuple[str, Batch]]
-"""Batches and the devices that their tensors are on, as ``torch.device`` prints them."""
+"""Batches, each with the device of its tensors as ``torch.device`` prints it."""
 
 
 class CopyPlan:
-    """A plan, kept from save to save as long as the layout and the addresses of tensors that are copied later stay.
+    """A plan. It is used again while the layout, and the addresses of the tensors that are copied later, do not change.
 
     Args:
-        things: The objects given to ``Run.checkpoint``.
+        things: The objects of ``Run.checkpoint``.
         encoded: The state.
-        overlap: Whether tensors that only optimizers change may be copied later.
-        parts: Number of batches for the larger part of each device's tensors.
+        overlap: Whether tensors that only optimizers change are copied later.
+        parts: Number of batches for each device, of the tensors that are copied later or, if there are none, of all.
     """
 
     def __init__(self, things: Iterable[Any], encoded: Encoded, *, overlap: bool, parts: int) -> None:
@@ -34,7 +34,7 @@ class CopyPlan:
         self._layout = encoded.layout
         self._later = [index for index, is_later in enumerate(later) if is_later]
         self._now = [index for index, is_later in enumerate(later) if not is_later]
-        self._where = self._places(encoded)
+        self._addresses = self._find(encoded)
         self._mapping = 0
         self._parts = parts
         self.later = _batches(encoded, self._later, parts, LARGE)
@@ -42,42 +42,43 @@ class CopyPlan:
 
     def fits(self, encoded: Encoded) -> bool:
         """Whether the plan fits a later state."""
-        return self._layout is encoded.layout and self._where == self._places(encoded)
+        return self._layout is encoded.layout and self._addresses == self._find(encoded)
 
     def follow(self, mapping: int) -> None:
-        """Note the current mapping of the file: in a new mapping the slots have other addresses."""
+        """Follow the file to its current mapping; in a new mapping the slots have other addresses."""
         if mapping != self._mapping:
             for _, batch in self.later:
                 batch.forget_slots()
         self._mapping = mapping
 
     def now(self, encoded: Encoded) -> Pieces:
-        """Batches that are copied before training goes on, such as the states of generators."""
+        """Batches of the tensors that are copied before training continues, e.g. states of generators."""
         return _batches(encoded, self._now, 1 if self._later else self._parts, 1)
 
     def witness(self) -> Witness:
         """A witness of the tensors that are copied later, as they are now."""
         return Witness(self._watched, self._probed)
 
-    def _places(self, encoded: Encoded) -> tuple[list[int], list[Any]]:
+    def _find(self, encoded: Encoded) -> tuple[list[int], list[Any]]:
+        """Addresses and strides of the tensors that are copied later."""
         tensors = [encoded.tensors[index] for index in self._later]
         return [tensor.data_ptr() for tensor in tensors], [tensor.stride() for tensor in tensors]
 
 
 def _device(tensor: Tensor) -> str:
-    """The device whose copier copies a tensor. Torch copies tensors of other devices than CUDA's, and waits for it."""
+    """The device whose copier copies a tensor; the host's copier also copies from devices other than CUDA's."""
     return str(tensor.device) if tensor.is_cuda else HOST
 
 
 def _batches(encoded: Encoded, chosen: Iterable[int], parts: int, large: int) -> Pieces:
-    """The chosen tensors by device, each device's cut into parts of about the same number of bytes."""
+    """Batches of the chosen tensors: for each device, ``parts`` batches with about the same number of bytes."""
     by_device: dict[str, list[tuple[Tensor, TensorSpec]]] = {}
     for index in chosen:
         tensor, spec = encoded.tensors[index], encoded.layout.specs[index]
         if spec.nbytes:
             by_device.setdefault(_device(tensor), []).append((tensor, spec))
     batches: Pieces = []
-    # The host's memory comes last: orders to devices are given at once.
+    # The host comes last, since copies on devices are only queued.
     for device, pairs in sorted(by_device.items(), key=lambda item: item[0] == HOST):
         total, done = sum(spec.nbytes for _, spec in pairs), 0
         cut: list[list[tuple[Tensor, TensorSpec]]] = [[] for _ in range(parts)]

@@ -1,11 +1,11 @@
-"""The calls of CUDA that everstep makes, behind one interface.
+"""The interface of all calls that everstep makes to CUDA.
 
-Two rules of CUDA decide how they must be made. Each thread has a current device, and begins with device 0, whichever
-one its rank uses: a call there makes a context on the device of another rank (about 0.5 GB of its memory, an error in
-exclusive-process mode). And a call that fails leaves an error behind, which the next kernel launch of the same thread
-raises.
+Callers have to respect two rules of CUDA. First, each thread has a current device, which is at first device 0, even if
+its rank uses another one. A call with the wrong current device makes a context on another rank's GPU, which takes about
+0.5 GB of its memory, and fails in exclusive-process mode. Second, a failed call leaves an error behind, which the next
+kernel launch of the same thread raises.
 
-``TorchCuda`` makes them with torch. Tests use a fake without a GPU, and run the same contract test on both.
+``TorchCuda`` makes the calls with torch. Tests without a GPU use a fake; the same contract test runs on both.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for all devices of the process."""
+"""cudaHostRegisterPortable: the memory is pinned for all devices of the process."""
 
 
 class Stream(Protocol):
     """A stream of a device."""
 
     def wait_stream(self, stream: Any, /) -> None:
-        """Make later work wait for the work that another stream has so far."""
+        """Make later work wait for the work that is queued on another stream so far."""
 
     def synchronize(self) -> None:
-        """Return when all is done."""
+        """Return when all queued work is done."""
 
 
 class Cuda(Protocol):
-    """The calls of CUDA; without a device in a call, they concern the calling thread's current device."""
+    """The calls to CUDA. A call without a device uses the current device of the calling thread."""
 
     def set_device(self, device: torch.device) -> None:
         """Make a device this thread's current device."""
@@ -44,20 +44,20 @@ class Cuda(Protocol):
         """A stream of the current device."""
 
     def current_stream(self) -> Stream:
-        """The stream to which this thread gives the current device's work."""
+        """The current stream of this thread on the current device."""
 
-    def copy(self, places: list[Tensor], sources: list[Tensor], stream: Any) -> None:
-        """Order copies on a stream of the current device.
+    def copy(self, targets: list[Tensor], sources: list[Tensor], stream: Any) -> None:
+        """Queue copies on a stream of the current device.
 
         Raises:
-            RuntimeError: CUDA refuses, or a call of this thread before left an error behind.
+            RuntimeError: CUDA refuses the copies, or an earlier call of this thread left an error behind.
         """
 
     def wait(self, stream: Any) -> None:
-        """Return when a stream of the current device has done what it has to do so far; sleeps instead of spinning."""
+        """Return when a stream of the current device has done the work queued so far; sleeps instead of spinning."""
 
     def in_use(self) -> list[int]:
-        """Indexes of the devices that this process has done anything on; empty: CUDA is not in use."""
+        """Indexes of the devices that this process uses; empty: it does not use CUDA."""
 
     def current_device(self) -> int:
         """Index of the calling thread's current device."""
@@ -72,22 +72,22 @@ class Cuda(Protocol):
         """Pin memory of the host for all devices.
 
         Returns:
-            CUDA's error code; 0: done. Any other code stays behind as this thread's error.
+            CUDA's error code; 0: success. Any other code also stays behind as this thread's error.
         """
 
     def unregister(self, address: int) -> int:
-        """Undo ``register``; returns an error code likewise."""
+        """Undo ``register``; returns CUDA's error code in the same way."""
 
 
 class TorchCuda:
-    """CUDA as torch has it."""
+    """The calls to CUDA, made with torch."""
 
     def set_device(self, device: torch.device) -> None:
         """Make a device this thread's current device."""
         torch.cuda.set_device(device)
 
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context in which a device is this thread's current device; no CUDA context is made on the device before."""
+        """A context in which a device is this thread's current device; it makes no CUDA context on the former one."""
         return cast(AbstractContextManager[Any], torch.cuda.device(device))
 
     def new_stream(self) -> Stream:
@@ -98,10 +98,10 @@ class TorchCuda:
         """The current device's current stream."""
         return torch.cuda.current_stream()
 
-    def copy(self, places: Sequence[Tensor], sources: Sequence[Tensor], stream: Any) -> None:
-        """Order copies."""
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor], stream: Any) -> None:
+        """Queue copies."""
         with torch.no_grad(), torch.cuda.stream(stream):
-            torch._foreach_copy_(list(places), list(sources), non_blocking=True)
+            torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
 
     def wait(self, stream: Any) -> None:
         """Wait for an event, without spinning."""

@@ -1,16 +1,14 @@
-"""Copying tensors of a GPU into a slot, beside the GPU's other work.
+"""Copies tensors of a GPU into a slot while the GPU does other work.
 
-Copies run on a stream of their own, behind the end of the step and before the next ``optimizer.step``; the host only
-gives the orders. The memory of a slot is registered with CUDA when the slot is used first: copies into memory that is
-not pinned would be slow and would not run beside anything. Slot by slot, because pinning takes a while for each GB, and
-a restart needs one slot to restore from and one for its first save.
+The copies run on a stream of their own, after the end of the step and before the next ``optimizer.step``; the host only
+queues them. The memory of a slot is registered with CUDA (pinned) when the slot is first used, since copies into other
+memory are slow and do not overlap other work. Each slot is pinned separately: pinning takes time for each GB, and a
+restart needs only one slot to restore from and one for its first save.
 
-Tensors that forward may change are not copied aside on the device first: the next forward waits for their copy. They
-are few and small (buffers), a second copy would take memory of the device, which is what is short, and for many of them
-it would not be faster than the bus.
+The next forward waits for the copies of tensors that it may change, such as buffers. They are few and small. Copying
+them on the device first would need more of its memory, and is often not faster.
 
-Run on one H200; not on several GPUs of one machine. ``cuda.py`` has the calls, and what stands for them where there is
-no GPU.
+This was run on one H200, and not on several GPUs of one machine. ``cuda.py`` has the calls to CUDA.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from everstep.training.cuda import Cuda
 
 
 class PinnedMemory:
-    """Pieces of a mapping that are registered with CUDA, each from its first use until the end of the mapping.
+    """Registers pieces of a mapping with CUDA, each from its first use until the end of the mapping.
 
-    A thread of its own makes these calls: a failed call leaves an error behind for its thread, and in the script's
-    thread the next kernel launch would raise that.
+    A thread of its own makes these calls. A failed call leaves an error behind for its thread; in the script's thread,
+    the next kernel launch would raise it.
 
     Args:
-        cuda: CUDA.
-        device: Device of the tensors. Memory is pinned for all devices, but the call makes a context on this one.
+        cuda: The calls to CUDA.
+        device: Device of the tensors. The memory is pinned for all devices, but the call makes a context on this one.
     """
 
     def __init__(self, cuda: Cuda, device: torch.device) -> None:
@@ -42,11 +40,11 @@ class PinnedMemory:
         """Address → length, and whether CUDA registered the memory."""
 
     def pin(self, address: int, length: int) -> None:
-        """Register a piece unless it is registered. If that fails, copies are slow, and a warning reports it once.
+        """Register a piece, unless it is registered. If that fails, copies are slow; a warning reports it once.
 
         Args:
-            address: Of allocated memory: CUDA makes all of its pages present.
-            length: Bytes. A piece that has grown is registered anew.
+            address: Begin of the piece. Its memory has to be allocated, since CUDA makes all its pages present.
+            length: Bytes of the piece. A piece that has grown is registered again.
         """
         before, pinned = self._pieces.get(address, (0, False))
         if length <= before:
@@ -58,7 +56,7 @@ class PinnedMemory:
             return self._cuda.register(address, length)
 
         code = self._apart(register)
-        if code and all(known for _, known in self._pieces.values()):
+        if code and all(registered for _, registered in self._pieces.values()):
             warnings.warn(
                 f"everstep: CUDA cannot pin {length / 1e6:.0f} MB of the checkpoint file (error {code}): copies "
                 "will be slow. Raise the limit of locked memory (ulimit -l) or use fewer slots",
@@ -68,18 +66,14 @@ class PinnedMemory:
         self._pieces[address] = length, not code
 
     def unpin(self) -> None:
-        """Unregister all pieces; to be called before the memory is unmapped."""
-        taken = [address for address, (_, pinned) in self._pieces.items() if pinned]
+        """Unregister all pieces, before the memory is unmapped."""
+        addresses = [address for address, (_, pinned) in self._pieces.items() if pinned]
         self._pieces.clear()
-        if taken:
-            self._apart(lambda: max(self._cuda.unregister(address) for address in taken))
+        if addresses:
+            self._apart(lambda: max(self._cuda.unregister(address) for address in addresses))
 
     def _apart(self, call: Callable[[], int]) -> int:
-        """Have a thread of its own make calls, on the right device.
-
-        Returns:
-            Their error code.
-        """
+        """Make calls in a thread of its own, with the right current device; returns their error code."""
         answers: list[int | BaseException] = []
 
         def make() -> None:
@@ -98,10 +92,10 @@ class PinnedMemory:
 
 
 class DeviceCopier:
-    """Copies from one GPU, whatever the current device of the calling thread is.
+    """Copies from one GPU; the calling thread may have another current device.
 
     Args:
-        cuda: CUDA.
+        cuda: The calls to CUDA.
         device: The GPU.
     """
 
@@ -115,24 +109,24 @@ class DeviceCopier:
         self._cuda.set_device(self._device)
 
     def follow(self) -> None:
-        """Make later copies wait for the current stream: the rest of the step."""
+        """Make later copies wait for the current stream, and so for the rest of the step."""
         with self._cuda.on(self._device):
             self._stream.wait_stream(self._cuda.current_stream())
 
     def copy(self, batch: Batch, address: int) -> None:
-        """Order the copies of a batch."""
-        places, sources = batch.pairs(address)
+        """Queue the copies of a batch."""
+        targets, sources = batch.pairs(address)
         if sources:
             with self._cuda.on(self._device):
-                self._cuda.copy(places, sources, self._stream)
+                self._cuda.copy(targets, sources, self._stream)
 
     def pause(self) -> None:
-        """Pause the current stream; the host does not wait."""
+        """Make the current stream wait for the copies; the host does not wait."""
         with self._cuda.on(self._device):
             self._cuda.current_stream().wait_stream(self._stream)
 
     def wait(self) -> None:
-        """Return when all is copied."""
+        """Return when all copies are done."""
         with self._cuda.on(self._device):
             self._cuda.wait(self._stream)
 

@@ -1,4 +1,4 @@
-"""The numbers of a report: which values are accepted, and reports whose numbers are still on their way from a GPU."""
+"""Reads the numbers of a report, also those that have to be copied from a GPU first."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ _warned: set[str] = set()
 
 
 def plain(name: str, value: Any) -> Any:
-    """A value from which a report can read a number without asking another rank: a number, or a tensor of one element.
+    """Check a value of a report: it must be a number, or a tensor or array of one element.
 
-    A replicated DTensor gives its local tensor. A DTensor that is spread over ranks (a gradient norm of FSDP2) has no
-    number here: gathering it is a collective, in which a rank would wait for ranks that do not report. Such a norm is
-    not known (None), and a warning says so once.
+    A replicated DTensor is replaced by its local tensor. The value of a DTensor that is spread over ranks, e.g. of a
+    gradient norm of FSDP2, could only be gathered by a collective, in which this rank would wait for ranks that do not
+    report. Such a norm counts as not known, with a warning once; such a loss is an error.
 
     Args:
         name: ``loss`` or ``grad_norm``.
-        value: As given to ``report``.
+        value: The value that was passed to ``report``.
+
+    Returns:
+        The value, from which ``number`` can read; None: it is not known.
 
     Raises:
-        ConfigError: the value is none of these.
+        ConfigError: the value is not accepted.
     """
     if type(value) is float:
         return value
     if (placements := getattr(value, "placements", None)) is not None and hasattr(value, "_local_tensor"):
         mesh = value.device_mesh
         if not all(placement.is_replicate() or mesh.size(axis) == 1 for axis, placement in enumerate(placements)):
-            _spread(name, value)
+            _warn_of_spread(name, value)
             return None
         value = value._local_tensor
     elements = getattr(value, "numel", None) or getattr(value, "size", None)
@@ -46,12 +49,12 @@ def plain(name: str, value: Any) -> Any:
 
 
 def on_device(value: Any) -> bool:
-    """Return whether reading a value would wait for a GPU."""
+    """Whether reading a value would wait for a GPU."""
     return getattr(value, "is_cuda", False) is True
 
 
 def number(value: Any) -> float | None:
-    """A number as a float, also that of a tensor of one element, which may require a gradient; None stays None."""
+    """A number, or the element of a tensor or array of one element, as a float; None: it is not known."""
     if value is None or type(value) is float:
         return value
     item = getattr(value, "item", None)
@@ -59,16 +62,16 @@ def number(value: Any) -> float | None:
 
 
 class PendingReport:
-    """A report whose numbers are copied to the host in the stream's own order.
+    """A report whose numbers are copied from a GPU without waiting.
 
-    ``item()`` would wait for all work of the stream; a copy into pinned memory with an
-    event waits for the numbers only.
+    ``item()`` would wait for all work of the stream. Here the numbers are copied into pinned memory, and an event shows
+    when they have arrived.
 
     Args:
         step: The step.
         loss: The loss, from ``plain``.
-        grad_norm: The gradient norm, likewise.
-        tokens: The tokens.
+        grad_norm: The gradient norm, from ``plain``.
+        tokens: The number of tokens.
     """
 
     def __init__(self, step: int, loss: float | Tensor | None, grad_norm: float | Tensor | None, tokens: int) -> None:
@@ -77,7 +80,7 @@ class PendingReport:
         self._numbers = [self._aside(loss), self._aside(grad_norm)]
 
     def arrived(self) -> bool:
-        """Return whether the numbers have arrived."""
+        """Whether the numbers have arrived."""
         return all(event.query() for event in self._events)
 
     def values(self) -> tuple[int, float | None, float | None, int]:
@@ -93,7 +96,7 @@ class PendingReport:
         import torch
 
         assert isinstance(value, torch.Tensor)
-        with torch.cuda.device(value.device):  # the stream that the event follows is the current one of that device
+        with torch.cuda.device(value.device):  # the event is recorded on the current stream of that device
             host = torch.empty((), dtype=torch.float64, pin_memory=True)
             host.copy_(value.detach().reshape(()), non_blocking=True)
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -102,11 +105,11 @@ class PendingReport:
         return host
 
 
-def _spread(name: str, value: Any) -> None:
-    what = f"run.report({name}=…) got a DTensor that is spread over ranks ({', '.join(map(str, value.placements))})"
+def _warn_of_spread(name: str, value: Any) -> None:
+    problem = f"run.report({name}=…) got a DTensor that is spread over ranks ({', '.join(map(str, value.placements))})"
     advice = f"give {name}.full_tensor(), which all ranks have to call"
     if name == "loss":
-        raise ConfigError(f"{what}: {advice}")
+        raise ConfigError(f"{problem}: {advice}")
     if name not in _warned:
         _warned.add(name)
-        warnings.warn(f"everstep: {what}, and is reported as not known: {advice}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"everstep: {problem}, so its value is not known: {advice}", RuntimeWarning, stacklevel=4)

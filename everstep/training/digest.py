@@ -1,4 +1,4 @@
-"""The digest of a state: it is equal in two runs that are equal bit for bit."""
+"""Computes the digest of a state, which is equal in two runs that are equal bit for bit."""
 
 from __future__ import annotations
 

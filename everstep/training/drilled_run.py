@@ -1,4 +1,4 @@
-"""The run of a rank in a drill: faults act at the points of a step where the drill planned them."""
+"""The ``Run`` of a rank in a drill, which meets the planned faults at certain points of a step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from everstep.training.torch_faults import ACTIONS
 class DrilledRun(Run):
     """A ``Run`` whose rank meets the faults of a drill; ``join`` makes it only if a drill planned faults.
 
-    A fault acts when a step begins, in the step (in ``report``, before the step of an optimizer or, failing both, once
-    the body is done), or when half of a save is copied.
+    A fault acts when a step begins, within the step, or when half of a save is copied. Within a step it acts in
+    ``report`` or before ``optimizer.step``, whichever is first, or else at the end of the body.
 
     Args:
         topology: The topology of the job.
         rank: This rank.
-        reports: Its report file.
-        flops: As for ``Run``.
+        reports: The report file of this rank.
+        flops: The cost of a token, as for ``Run``.
         faults: The faults that the drill planned for this rank.
     """
 

@@ -1,4 +1,4 @@
-"""DTensors in a checkpoint: their local shards, and how they become DTensors again."""
+"""Describes DTensors in a checkpoint, and makes DTensors from their local shards again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _keys: dict[int, tuple[DeviceMesh, MeshKey]] = {}
 
 def mesh_key(mesh: DeviceMesh) -> MeshKey:
     """The key of a device mesh: names, ranks in order, shape. Equal meshes have equal keys."""
-    known = _keys.get(id(mesh))
-    if known is None:
+    cached = _keys.get(id(mesh))
+    if cached is None:
         names = tuple(mesh.mesh_dim_names) if mesh.mesh_dim_names else None
-        known = (mesh, (names, tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape)))
-        _keys[id(mesh)] = known  # keeps the mesh, so that its id stays its own
-    return known[1]
+        cached = (mesh, (names, tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape)))
+        _keys[id(mesh)] = cached  # keeps the mesh alive, so that no other object gets its id
+    return cached[1]
 
 
 def meshes_of(tensors: Iterable[Tensor]) -> dict[MeshKey, DeviceMesh]:
@@ -39,7 +39,7 @@ def meshes_of(tensors: Iterable[Tensor]) -> dict[MeshKey, DeviceMesh]:
 
 
 def describe(tensor: DTensor) -> Description:
-    """The description of a DTensor: all of it but its shard."""
+    """The description of a DTensor without the data of its shard."""
     placements = tuple(_text(placement) for placement in tensor.placements)
     return mesh_key(tensor.device_mesh), placements, tuple(tensor.shape), tuple(tensor.stride())
 
@@ -53,8 +53,8 @@ def rebuild(local: Tensor, description: Description, meshes: Mapping[MeshKey, De
     key, placements, shape, stride = description
     if key not in meshes:
         raise CheckpointError(
-            f"the checkpoint holds a DTensor on the mesh {key[0]} of ranks {list(key[1])}, which no given model or "
-            "optimizer uses: resume with the parallel sizes that it was saved with"
+            f"the checkpoint has a DTensor on the mesh {key[0]} of ranks {list(key[1])}, which no model or optimizer "
+            "of the script uses: resume with the parallel sizes with which it was saved"
         )
     return DTensor.from_local(
         local,
@@ -67,14 +67,12 @@ def rebuild(local: Tensor, description: Description, meshes: Mapping[MeshKey, De
 
 
 def chunk_of(tensor: DTensor) -> dict[str, Any]:
-    """Which part of the whole tensor this rank holds: fields for the table of a slot's structure.
+    """The part of a DTensor that this rank has, as fields of ``TensorSpec``.
 
     Returns:
-        ``global_shape``; ``offsets``, of the local chunk in it; ``replica``, only
-        when another rank holds the same chunk and saves it; ``group``, only when
-        the mesh leaves ranks of the job out: its lowest rank, which tells tensors
-        of the same name on other meshes apart. Empty when the local shard is no
-        chunk of the whole: partial sums, and strided shards of several pieces.
+        ``global_shape`` and ``offsets``; ``replica`` only if another rank has the same chunk and saves it; ``group``
+        only if the mesh does not have all ranks of the job. Empty if the local shard is not a chunk of the complete
+        tensor, as partial sums and strided shards of several pieces are not.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
@@ -98,15 +96,17 @@ def chunk_of(tensor: DTensor) -> dict[str, Any]:
 def matching(
     name: str, description: Description, meshes: Mapping[MeshKey, DeviceMesh]
 ) -> tuple[DeviceMesh, list[Placement]]:
-    """The mesh of this process with the dimensions of a saved tensor's mesh, whatever their sizes, and the placements.
+    """The mesh and the placements of this process that correspond to those of a saved tensor.
+
+    The mesh has the same dimensions, which may have other sizes.
 
     Args:
         name: The tensor's name, for messages.
-        description: From ``describe``, of the saved tensor.
+        description: The description of the saved tensor, from ``describe``.
         meshes: The meshes of this process, by ``mesh_key``.
 
     Raises:
-        CheckpointError: there is not just one, or the tensor cannot be placed there as it was.
+        CheckpointError: there is no such mesh, or more than one, or the tensor cannot be placed there as it was.
     """
     (names, _, sizes), texts, _, _ = description
     fitting = {
@@ -117,17 +117,17 @@ def matching(
     if len(fitting) != 1:
         raise CheckpointError(
             f"{name} was saved on a mesh with the dimensions {', '.join(names or ('without names',))}: "
-            f"the given models and optimizers use {len(fitting) or 'no'} such meshes, and one is needed"
+            f"the script's models and optimizers use {len(fitting) or 'no'} such meshes, but exactly one is needed"
         )
     (mesh,) = fitting.values()
     placements = [_placement(text) for text in texts]
     for axis, placement in enumerate(placements):
         if not isinstance(placement, _StridedShard):
             continue
-        # How many shards the dimensions to the right make: FSDP2 over tensor parallelism, which splits first.
+        # The split factor is the number of shards that later dimensions make, as tensor parallelism under FSDP2.
         later = [other for other in range(axis + 1, len(sizes)) if placements[other] == Shard(placement.dim)]
         if placement.split_factor != prod(sizes[other] for other in later):
-            raise CheckpointError(f"{name} is placed as {texts}, which can be read with the same sizes only")
+            raise CheckpointError(f"{name} is placed as {texts}, and so can be read with the same sizes only")
         factor = prod(mesh.size(other) for other in later)
         placements[axis] = _StridedShard(placement.dim, split_factor=factor) if factor > 1 else Shard(placement.dim)
     return mesh, placements
@@ -137,7 +137,7 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
     """A DTensor of zeros.
 
     Raises:
-        CheckpointError: this rank's shard of it would not be in one piece.
+        CheckpointError: this rank's shard would consist of several pieces.
     """
     local_shape, _ = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     dtensor = DTensor.from_local(
@@ -158,7 +158,7 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
 
 
 def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:
-    """Return whether the local shard is one box of the whole tensor; a strided shard may have several."""
+    """Whether the local shard is one box of the complete tensor; a strided shard may consist of several."""
     mesh = tensor.device_mesh
     strided = {placement.dim for placement in tensor.placements if isinstance(placement, _StridedShard)}
     for dim in strided:
@@ -178,7 +178,7 @@ def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:
 
 
 def _text(placement: Placement) -> str:
-    """A placement in a few letters; ``_placement`` reads it."""
+    """A placement as a short text, which ``_placement`` reads."""
     if isinstance(placement, _StridedShard):
         return f"shard {placement.dim} {placement.split_factor}"
     if isinstance(placement, Shard):
@@ -187,7 +187,7 @@ def _text(placement: Placement) -> str:
         return f"partial {placement.reduce_op}"
     if isinstance(placement, Replicate):
         return "replicate"
-    raise CheckpointError(f"a state dict holds a DTensor placed as {placement}, which cannot be saved")
+    raise CheckpointError(f"a state dict has a DTensor placed as {placement}, which cannot be saved")
 
 
 def _placement(text: str) -> Placement:

@@ -1,4 +1,4 @@
-"""The cost of a token and the peak of a GPU: the two sides of model FLOPs utilization."""
+"""The cost of a token and the peak rate of a GPU, from which the model FLOPs utilization (MFU) is computed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from everstep.model.topology import Topology
 from everstep.rank.step_reports import Flops
 
 PER_PARAMETER = 6
-"""Floating point operations for each parameter and token, forward and backward (Kaplan et al. 2020, section 2.1); what
-attention adds with the length of the text is left out."""
+"""Floating point operations for each parameter and token, forward and backward (Kaplan et al. 2020, section 2.1). The
+further operations of attention, which depend on the length of the text, are left out."""
 
 PEAKS = (
     ("B200", 2250e12),
@@ -30,18 +30,18 @@ PEAKS = (
     ("A10", 125e12),
     ("V100", 125e12),
 )
-"""Words of a GPU's name → bfloat16 operations a second without sparsity (V100: float16), from NVIDIA's data sheets. The
-first match counts."""
+"""Words of a GPU's name, and its bfloat16 operations per second without sparsity (V100: float16), from NVIDIA's data
+sheets. The first match counts."""
 
 
 def peak_of(name: str) -> float:
-    """The peak of a GPU by the name that CUDA gives it; 0: not known."""
+    """The peak rate of a GPU, by the name that CUDA reports, in operations per second; 0: not known."""
     words = set(re.split(r"[\s-]+", name))
     return next((peak for model, peak in PEAKS if words.issuperset(model.split())), 0.0)
 
 
 def device_peak() -> float:
-    """The peak of this process's GPU, operations a second; 0: it uses no GPU, or one that is not in the table."""
+    """The peak rate of this process's GPU, in operations per second; 0: it uses no GPU, or ``PEAKS`` lacks the GPU."""
     in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return peak_of(torch.cuda.get_device_name()) if in_use else 0.0
 
@@ -63,11 +63,11 @@ def with_defaults(by_script: Flops, things: Iterable[object], topology: Topology
 def share_per_token(models: Iterable[torch.nn.Module], topology: Topology) -> float:
     """Floating point operations for a token with this rank's share of the models.
 
-    Each rank computes with all of a parameter that is sharded over data-parallel ranks
-    (FSDP), and with its share of one that is sharded over other axes (tensor parallel).
+    Each rank computes with the complete parameter if it is sharded over data-parallel ranks (FSDP), and with its share
+    if it is sharded over other axes (tensor parallelism).
     """
-    seen = {id(parameter): parameter for model in models for parameter in model.parameters()}
-    return float(PER_PARAMETER * sum(_computed(parameter, topology) for parameter in seen.values()))
+    distinct = {id(parameter): parameter for model in models for parameter in model.parameters()}
+    return float(PER_PARAMETER * sum(_computed(parameter, topology) for parameter in distinct.values()))
 
 
 def _computed(parameter: torch.nn.Parameter, topology: Topology) -> int:
@@ -75,8 +75,8 @@ def _computed(parameter: torch.nn.Parameter, topology: Topology) -> int:
     if placements is None:
         return parameter.numel()
     mesh = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor
-    whole = parameter.numel()
+    count = parameter.numel()
     for axis, (name, placement) in enumerate(zip(mesh.mesh_dim_names or [""] * mesh.ndim, placements, strict=True)):
         if placement.is_shard() and name and name not in topology.data_axes:
-            whole = -(-whole // mesh.size(axis))
-    return whole
+            count = -(-count // mesh.size(axis))
+    return count

@@ -1,17 +1,17 @@
-"""Gradients that live across bodies, and their part in the state between two steps.
+"""Decides which gradients are part of the state between two steps, and saves and restores them.
 
-A body may end without an optimizer step (gradients are accumulated over several bodies) or with one. A gradient in
-``.grad`` then is either *pending*: a later step will use it; or *used*: a step used it, and the script drops it when
-the next body begins. Pending gradients are saved. Saving used gradients would be a waste, and the most common loop
-leaves them behind (``zero_grad``, backward, ``step``), so they are left out, and the next step is checked: if it sees a
-gradient in the very tensor that was left out, the script did not drop it. Then the saves without it are given up, and
-from then on all gradients are saved.
+At the end of a body, a gradient in ``.grad`` is either *pending*, if a later ``optimizer.step`` will use it, or *used*,
+if a step has used it and the script will drop it in the next body. Pending gradients exist when a script accumulates
+gradients over several bodies; they are saved. Used gradients remain after the most common loop (``zero_grad``,
+backward, ``step``). Saving them would be a waste, so they are left out, and the next step is checked: if it uses a
+tensor that was left out, the script did not drop it. Then the saves without it are given up, and all gradients are
+saved from then on.
 
-A save says which gradients it leaves out. A run that restores it has placeholders for them, and ends with an error if
-its first step uses a placeholder, instead of going on from half a state.
+A save lists the gradients that it leaves out. A run that restores it has placeholders for them. If its first step uses
+a placeholder, the run ends with an error, since the restored state was incomplete.
 
-Which gradients are used is known from torch's hook behind ``optimizer.step``, and the version counters of the
-gradients: whatever changes one after the step (a backward pass, ``zero_grad(set_to_none=False)``) makes it pending.
+A hook after ``optimizer.step`` marks gradients as used, with their version counters. A change after the step, by a
+backward pass or ``zero_grad(set_to_none=False)``, makes a gradient pending.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from everstep.errors import CheckpointError
 
 USED = "_everstep_used"
 """Attribute of a gradient: its version when an optimizer had used it."""
-LEFT = "_everstep_left"
-"""Attribute of a gradient: the first save that left it out; ``PLACEHOLDER``: it replaces such a gradient."""
+LEFT_OUT = "_everstep_left"
+"""Attribute of a gradient: the first save that left it out; ``PLACEHOLDER``: it replaces a gradient that was left
+out."""
 PLACEHOLDER = -1
 WHAT_TO_DO = (
-    "Let each body of run.steps() be a whole optimizer step, with the loop over its micro-batches inside, and count "
+    "Let each body of run.steps() be a complete optimizer step, with the loop over its micro-batches inside, and count "
     "optimizer steps"
 )
 
@@ -43,30 +44,30 @@ class Gradients:
     """The gradients of models and optimizers, from body to body.
 
     Args:
-        things: The objects given to ``Run.checkpoint``, by name.
-        give_up: Called with a number of completed steps: states after so many or more must not be restored.
+        things: The objects of ``Run.checkpoint``, by name.
+        give_up: Called with a number of completed steps; states after this number or more must not be restored.
     """
 
     def __init__(self, things: Mapping[str, Any], give_up: Callable[[int], None]) -> None:
         self._things = things
         self._give_up = give_up
         self._keep_all = False
-        """Used gradients were used again: nothing is left out any more."""
+        """Whether all gradients are saved, since the script used one again that was left out."""
         self._accumulates = False
-        """A body ended with pending gradients."""
+        """Whether a body has ended with pending gradients."""
         self._left: set[int] = set()
         """Parameters whose gradients the last save left out, by id."""
         self._scales: dict[str, float] = {}
         """GradScaler → its scale after the last save, or when the loop began."""
         self._resumed_from = 0
         self._watched: list[RemovableHandle] = []
-        # A compiled step calls hooks as they are.
+        # A compiled step calls these hooks without compiling them.
         before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
         after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def begin(self) -> None:
-        """Begin the loop with the objects as they are now: a scaler whose scale falls from here on skipped a step."""
+        """Begin the loop: remember the scales of the scalers, whose decrease shows that a step was skipped."""
         self._scales = {name: scaler.get_scale() for name, scaler in self._scalers()}
 
     def close(self) -> None:
@@ -75,19 +76,19 @@ class Gradients:
             handle.remove()
 
     def state_dict(self, completed_steps: int, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The gradients that a save after so many steps has to contain; empty: none.
+        """The gradients of a save; empty: it needs none.
 
         Args:
-            completed_steps: The label of the save.
+            completed_steps: The completed steps of the save.
             tree: The states of the objects.
 
         Raises:
-            CheckpointError: gradients are pending that cannot be saved.
+            CheckpointError: there are pending gradients that cannot be saved.
         """
         parameters = [(name, parameter, parameter.grad) for name, parameter in self._parameters()]
         present = [(name, parameter, grad) for name, parameter, grad in parameters if grad is not None]
         if self._left:
-            # No step need have used what was left out, but a backward pass may have added to it.
+            # A backward pass may have added to a gradient that was left out, even if no step used it.
             for _, parameter, grad in parameters:
                 self._judge(parameter, grad is None or not _is_used(grad))
         skipped = self._step_was_skipped(tree) and not self._accumulates
@@ -107,7 +108,7 @@ class Gradients:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], completed_steps: int) -> None:
-        """Set all gradients as they were after so many steps.
+        """Set all gradients to those of a save after a number of completed steps.
 
         Raises:
             CheckpointError: they do not fit the parameters.
@@ -120,15 +121,15 @@ class Gradients:
                 parameter.grad = None if grad is None else _laid_out(grad, strides.get(name))
                 if any(left_out[number : number + 1]):
                     parameter.grad = placeholder = torch.zeros_like(parameter, requires_grad=False)
-                    setattr(placeholder, LEFT, PLACEHOLDER)
+                    setattr(placeholder, LEFT_OUT, PLACEHOLDER)
                     setattr(placeholder, USED, _version(placeholder))
             except Exception as error:
                 raise CheckpointError(f"the saved gradient of {name} does not fit the parameter: {error}") from error
         if tensors:
             raise CheckpointError(
-                f"the checkpoint holds a gradient of {next(iter(tensors))}, which the script does not have"
+                f"the checkpoint has a gradient of {next(iter(tensors))}, which the script does not have"
             )
-        self._left = {id(parameter) for _, parameter in self._parameters() if hasattr(parameter.grad, LEFT)}
+        self._left = {id(parameter) for _, parameter in self._parameters() if hasattr(parameter.grad, LEFT_OUT)}
         self._accumulates, self._keep_all = bool(state.get("tensors")), bool(state.get("all"))
         self._resumed_from = completed_steps
         self.begin()
@@ -138,13 +139,13 @@ class Gradients:
             self._watched.pop().remove()
         self._left = {id(parameter) for parameter, _ in left}
         for parameter, grad in left:
-            if not hasattr(grad, LEFT):
-                setattr(grad, LEFT, completed_steps)
+            if not hasattr(grad, LEFT_OUT):
+                setattr(grad, LEFT_OUT, completed_steps)
             if grad._is_view() and parameter.requires_grad:
-                # A view of a bucket of DDP is the same tensor again after it was dropped: look before it is.
-                self._watched.append(parameter.register_hook(self._looking_at(parameter)))  # type: ignore[no-untyped-call]
+                # After a drop, a view of a bucket of DDP becomes the same tensor again, so the drop is noticed before.
+                self._watched.append(parameter.register_hook(self._drop_noticer(parameter)))  # type: ignore[no-untyped-call]
 
-    def _looking_at(self, parameter: Tensor) -> Callable[[Tensor], None]:
+    def _drop_noticer(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def before_accumulation(_: Tensor) -> None:
             if parameter.grad is None:
                 self._judge(parameter, used=True)
@@ -171,20 +172,20 @@ class Gradients:
                 self._judge(parameter, used=True)
 
     def _judge(self, parameter: Tensor, used: bool) -> None:
-        """Check whether a gradient that was left out is still there and is used again."""
+        """React if a gradient that was left out was not dropped and is used again."""
         if id(parameter) not in self._left:
             return
-        since = getattr(parameter.grad, LEFT, None)
+        since = getattr(parameter.grad, LEFT_OUT, None)
         if since is None:
             self._left.discard(id(parameter))
         elif used:
             self._used_again(since)
 
     def _used_again(self, since: int) -> None:
-        """React to gradients that were left out and are used again."""
+        """Give up the saves that lack gradients which are used again, from the save ``since`` on."""
         if since == PLACEHOLDER:
             raise CheckpointError(
-                f"the state after step {self._resumed_from}, from which this run went on, lacks gradients that the "
+                f"the state after step {self._resumed_from}, from which this run resumed, lacks gradients that the "
                 "script uses again after optimizer.step(): start from an older step, or from the beginning"
             )
         self._left.clear()
@@ -193,7 +194,7 @@ class Gradients:
         warnings.warn(
             "everstep: gradients that optimizer.step() had used were not dropped (set to None) before the next step. "
             f"States saved without them, from step {since} on, are not kept; from now on all gradients are saved. "
-            "zero_grad() with set_to_none=True, which is the default, makes that unnecessary",
+            "To avoid that, call zero_grad() with set_to_none=True, which is the default",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -205,13 +206,13 @@ class Gradients:
         return any(scale < before.get(name, scale) for name, scale in self._scales.items())
 
     def _scalers(self) -> Iterator[tuple[str, torch.amp.GradScaler]]:
-        """GradScalers that are enabled; the state of a disabled one is empty."""
+        """The enabled GradScalers; the state of a disabled one is empty."""
         for name, thing in self._things.items():
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 yield name, thing
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All parameters of the models and optimizers, each once, by names that are the same in each run."""
+        """All parameters of the models and optimizers, each once, with names that are equal in all runs."""
         seen: set[int] = set()
         for thing_name, thing in self._things.items():
             for name, parameter in _parameters_of(thing):
@@ -226,7 +227,7 @@ class Gradients:
             reason = next((why for module in modules if (why := _kept_by_fsdp(module, bool(pending)))), "")
         if reason:
             raise CheckpointError(
-                f"the body of a step ended with gradients that a later optimizer.step() will use and that cannot be "
+                f"the body of a step ended with gradients that a later optimizer.step() will use, but they cannot be "
                 f"saved: {reason}. {WHAT_TO_DO}"
             )
 
@@ -236,7 +237,7 @@ def _is_used(grad: Tensor) -> bool:
 
 
 def _version(grad: Tensor) -> int:
-    """Grows with each change; FSDP2 changes the local shard, which has a counter of its own."""
+    """A counter that grows with each change of a gradient; FSDP2 changes the local shard, which has its own counter."""
     return grad._version if type(grad) is Tensor else grad._version + getattr(grad, "_local_tensor", grad)._version
 
 
@@ -253,7 +254,7 @@ def _parameters_of(thing: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _not_plain(grad: Tensor) -> str:
-    """Why a gradient cannot be saved; empty: it can."""
+    """Why a gradient cannot be saved; empty: it can be saved."""
     local = getattr(grad, "_local_tensor", grad)
     if local.layout is not torch.strided or hasattr(type(local), "__tensor_flatten__"):
         return f"a gradient that is a {local.layout} {type(local).__name__}"
@@ -261,12 +262,12 @@ def _not_plain(grad: Tensor) -> str:
 
 
 def _kept_by_fsdp(model: torch.nn.Module, pending: bool) -> str:
-    """Gradients that FSDP keeps where they cannot be restored, as a text; empty: none."""
+    """Why gradients that FSDP keeps cannot be saved; empty: they can be saved."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for name, module in model.named_modules():
         if pending and isinstance(module, FullyShardedDataParallel):
-            return "FSDP1 keeps gradients in a form of its own"
+            return "FSDP1 keeps gradients in its own form"
         if not isinstance(module, FSDPModule):
             continue
         state: Any = module._get_fsdp_state()
@@ -274,8 +275,11 @@ def _kept_by_fsdp(model: torch.nn.Module, pending: bool) -> str:
         for group in filter(None, groups):
             unsharded = any(_unsharded(parameter) for parameter in group.fsdp_params)
             if unsharded or getattr(group, "_partial_reduce_output", None) is not None:
-                where = f" of {name}" if name else ""
-                return f"FSDP2 has not reduced those{where} yet (set_requires_gradient_sync or set_requires_all_reduce)"
+                module_name = f" of {name}" if name else ""
+                return (
+                    f"FSDP2 has not reduced the gradients{module_name} yet (set_requires_gradient_sync or "
+                    "set_requires_all_reduce)"
+                )
     return ""
 
 
@@ -286,16 +290,16 @@ def _unsharded(parameter: Any) -> bool:
 
 
 def _turned(grad: Tensor) -> list[int]:
-    """Strides of a gradient whose order in memory is not that of its shape; empty otherwise.
+    """Strides of a gradient that is not contiguous; empty: it is contiguous.
 
-    The order in memory decides in which order torch sums the norm.
+    The order in memory is restored, since torch adds the elements for the norm in that order.
     """
     local = getattr(grad, "_local_tensor", grad)
     return [] if local.is_contiguous() else list(local.stride())
 
 
 def _laid_out(grad: Tensor, strides: list[int] | None) -> Tensor:
-    """The gradient in its former order in memory."""
+    """A gradient with its former strides."""
     local = getattr(grad, "_local_tensor", grad)
     if strides is None:
         return grad

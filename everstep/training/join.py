@@ -1,4 +1,4 @@
-"""How a script joins the job that its rank belongs to."""
+"""The function by which a script joins the job of its rank."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ def join(
     flops_per_token: float | None = None,
     peak_flops: float | None = None,
 ) -> Run:
-    """Join the job that this rank belongs to. Call it once, early in the script.
+    """Join the job to which this rank belongs. Call it once, early in the script.
 
     Args:
-        tp: Tensor-parallel size; None: what the job was started with, outside everstep 1.
-        pp: Pipeline-parallel size, likewise. The data-parallel size follows.
-        order: Axes of the mesh, the last one varies fastest; None: the job's,
-            outside everstep pp-dp-tp.
-        mesh: Instead of these: every axis by name, in order, with its size, as
-            in ``{"pp": 2, "dp_replicate": 2, "dp_shard": -1}``; -1: what the others leave.
-        groups: Parallel groups laid over axes, as in ``["ep=8:dp_shard+cp"]``; None: the job's.
-        flops_per_token: Floating point operations of the whole model, forward and backward, for one token; None: 6
-            for each parameter of the models that are given to ``checkpoint``.
-        peak_flops: What this rank's device can do in a second; None: what is known of its GPU.
+        tp: Tensor-parallel size; None: the job's, or 1 outside everstep.
+        pp: Pipeline-parallel size; None: the job's, or 1 outside everstep. The data-parallel size follows.
+        order: Axes of the mesh, the last one varies fastest; None: the job's, or pp-dp-tp outside everstep.
+        mesh: Replaces ``tp``, ``pp`` and ``order``: every axis in order, with its size, e.g. ``{"pp": 2,
+            "dp_replicate": 2, "dp_shard": -1}``. One size may be -1, which means all remaining ranks.
+        groups: Parallel groups laid over axes, e.g. ``["ep=8:dp_shard+cp"]``; None: the job's.
+        flops_per_token: Floating point operations of the complete model, forward and backward, for one token; None: 6
+            for each parameter of the models that are named in ``checkpoint``.
+        peak_flops: Floating point operations that this rank's device can do in a second; None: the known peak of its
+            GPU.
 
     Raises:
         TopologyError: the sizes do not multiply, or are not those of the job.
-        ConfigError: an environment variable of torchrun or everstep makes no sense.
+        ConfigError: a number, or an environment variable of torchrun or everstep, makes no sense.
     """
     report_file = os.environ.get(environment.REPORT_FILE)
     axes, laid = tuple(order) if order is not None else None, tuple(groups) if groups is not None else None
     topology = topology_of_job(JoinSizes(tp, pp, axes, mesh, laid))
     for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"everstep.join({name}={value}) is no number above 0: leave it out if it is not known")
+            raise ConfigError(f"everstep.join({name}={value}): it must be above 0; leave it out if it is not known")
     end_if_tried()
     rank, flops = from_environment("RANK", 0), Flops(flops_per_token or 0.0, peak_flops or 0.0)
     if not report_file:

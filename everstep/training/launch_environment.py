@@ -1,4 +1,4 @@
-"""The environment of a rank: everstep's variables, else torchrun's."""
+"""Reads the environment of a rank: the variables of everstep, or else those of torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.rank import environment
 
 
 class JoinSizes(NamedTuple):
-    """The mesh as the script passes it to ``join``; None: left out."""
+    """The sizes that a script passes to ``join``; None: it does not pass one."""
 
     tp: int | None = None
     pp: int | None = None
@@ -25,7 +25,7 @@ class JoinSizes(NamedTuple):
     """Groups that are laid over axes, each as in ``ep=4:dp_shard+cp``."""
 
     def topology(self, machines: int, ranks_per_machine: int) -> Topology:
-        """The mesh on machines.
+        """The topology with these sizes.
 
         Raises:
             TopologyError: the sizes do not multiply.
@@ -35,7 +35,7 @@ class JoinSizes(NamedTuple):
             short = Topology.of(machines, ranks_per_machine, tp, pp, self.order or SHORT_ORDER)
             return replace(short, laid=self._laid())
         if self[:3] != (None, None, None):
-            raise TopologyError("the script joins with mesh, and with tp, pp or order as well: mesh says all of it")
+            raise TopologyError("the script joins with mesh and with tp, pp or order: give either mesh or those")
         return Topology(machines, ranks_per_machine, tuple(self.mesh.items()), self._laid())
 
     def _laid(self) -> tuple[Laid, ...]:
@@ -46,10 +46,10 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
     """The job's topology, from everstep's environment or else torchrun's.
 
     Args:
-        sizes: From the script.
+        sizes: The sizes from the script.
 
     Raises:
-        TopologyError: the sizes that the script names do not multiply, or are not those of the job.
+        TopologyError: the script's sizes do not multiply, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     text = os.environ.get(environment.TOPOLOGY)
@@ -57,7 +57,7 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
         world = from_environment("WORLD_SIZE", 1)
         local = from_environment("LOCAL_WORLD_SIZE", world)
         if local < 1 or world % local:
-            local = 1  # machines of unequal size: which ranks share one is not known
+            local = 1  # the machines have unequal sizes, so it is not known which ranks share a machine
         return sizes.topology(world // local, local)
     try:
         job = Topology.parse(text)
@@ -65,7 +65,7 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
         raise ConfigError(f"{environment.TOPOLOGY}: {error}") from None
     if sizes == JoinSizes():
         return job
-    # What the script leaves out is the job's.
+    # Sizes that the script leaves out are those of the job.
     if sizes[:4] == (None, None, None, None):
         sizes = sizes._replace(mesh=dict(job.mesh))
     elif sizes.mesh is None and sorted(job.axes) == sorted(SHORT_ORDER):
@@ -78,13 +78,21 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
     if script != job:
         raise TopologyError(
             f"the script joins with {script.text}, but the job was started with {job.text}: start the job with the "
-            "script's sizes, or call everstep.join() without sizes to take the job's"
+            "script's sizes, or call everstep.join() without sizes to use the job's"
         )
     return job
 
 
 def origin_of(agreed: int) -> Path | None:
-    """The folder of the checkpoint of other sizes that the job starts from; None when it is further already."""
+    """The folder of a checkpoint with other parallel sizes from which this launch starts; None: it does not.
+
+    Args:
+        agreed: Completed steps of the state that the ranks restore. If it is a later step than that of the folder, the
+            job has already resumed from the folder.
+
+    Raises:
+        ConfigError: the variable does not name the folder of a step.
+    """
     folder = os.environ.get(environment.RESHARD_FROM)
     if not folder:
         return None
@@ -93,13 +101,17 @@ def origin_of(agreed: int) -> Path | None:
     step = step_of(Path(folder))
     if step is None:
         raise ConfigError(
-            f"{environment.RESHARD_FROM} is {folder!r}; it must be a folder of one step, …/step-000000120"
+            f"{environment.RESHARD_FROM} is {folder!r}; it must be the folder of one step, e.g. …/step-000000120"
         )
     return Path(folder) if agreed <= 0 or agreed == step else None
 
 
 def from_environment(name: str, default: int) -> int:
-    """An integer from the environment."""
+    """An integer from the environment; ``default`` if the variable is not set.
+
+    Raises:
+        ConfigError: the value is not an integer.
+    """
     value = os.environ.get(name)
     if not value:
         return default

@@ -1,4 +1,4 @@
-"""The layout of a slot: where the tensors of a state are, and the table that says so."""
+"""The layout of a slot: the offsets of a state's tensors, and the table that describes them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from everstep.slots.tensor_table import TensorSpec, pack_table
 
 @dataclass(slots=True)
 class StateTensors:
-    """The tensors of a tree by their number."""
+    """The tensors of a tree; their positions are their numbers."""
 
     tensors: list[Tensor] = field(default_factory=list)
-    """The saved tensors: of a DTensor its local shard."""
+    """The saved tensors; for a DTensor, its local shard."""
     names: list[str] = field(default_factory=list)
     dtensors: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Number of a DTensor → the DTensor, and its description in plain values."""
 
 
 class SlotLayout:
-    """The offsets of the tensors of a state, kept from save to save as long as the tensors stay alike.
+    """The offsets of a state's tensors. A layout is used again while the tensors keep their names, types and shapes.
 
     Raises:
-        CheckpointError: a tensor has no plain data.
+        CheckpointError: a tensor is not dense.
     """
 
     def __init__(self, state: StateTensors) -> None:
@@ -42,8 +42,8 @@ class SlotLayout:
             dense = tensor.layout is torch.strided and not hasattr(type(tensor), "__tensor_flatten__")
             if not dense or tensor.is_quantized or tensor.is_meta:
                 raise CheckpointError(
-                    f"a state dict holds a {tensor.layout} {type(tensor).__name__} on {tensor.device}: "
-                    "only dense tensors are saved"
+                    f"a state dict has a {tensor.layout} {type(tensor).__name__} on {tensor.device}: "
+                    "only dense tensors can be saved"
                 )
             nbytes = tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ class SlotLayout:
         self.table = pack_table(self.specs)
 
     def fits(self, state: StateTensors) -> bool:
-        """Whether tensors of a later save have the same offsets and names."""
+        """Whether the tensors of a later save have the same offsets and names."""
         return (
             self._names == state.names
             and self._descriptions == _descriptions(state)
@@ -66,11 +66,11 @@ class SlotLayout:
 
 
 def view_of(memory: memoryview, spec: TensorSpec) -> Tensor:
-    """A tensor that lies at its offset in some memory.
+    """A tensor as a view of memory, at the offset of its table entry.
 
     Raises:
-        CorruptCheckpoint: its type does not exist.
-        RuntimeError, ValueError: its size is not that of its shape, or the memory ends before it.
+        CorruptCheckpoint: the tensor's type does not exist.
+        RuntimeError, ValueError: the size does not fit the shape, or the memory is too short.
     """
     dtype = dtype_of(spec.dtype)
     if not spec.nbytes:  # torch makes no tensor of an empty buffer
@@ -80,7 +80,7 @@ def view_of(memory: memoryview, spec: TensorSpec) -> Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of that name; nothing else of torch, which has functions that write files.
+    """The type of torch with a name. Names of other objects are refused, since torch has functions that write files.
 
     Raises:
         CorruptCheckpoint: there is no such type.
@@ -96,7 +96,7 @@ def _descriptions(state: StateTensors) -> dict[int, Any]:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """A name that no earlier tensor has."""
+    """The name, with a number at its end if an earlier tensor has the same name."""
     unique, count = name, 1
     while unique in taken:
         count += 1

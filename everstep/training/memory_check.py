@@ -1,4 +1,4 @@
-"""The check before the first step that this machine has room for the checkpoints of its ranks."""
+"""Checks before the first step that this machine has enough memory for the checkpoints of its ranks."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ MOMENTS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "Adadelta", "Rprop"), 2),
     **dict.fromkeys(("Muon", "ASGD"), 1),
 }
-"""Tensors of a parameter's size that torch's optimizers keep for each, beside what their options add."""
+"""Optimizer → number of tensors of a parameter's size that it keeps for each parameter; options may add more."""
 
 
 def check_room(things: Iterable[Any], file: SlotFile, *, ranks: int, backup_slots: int, where: str) -> None:
-    """Refuse to begin when the slots of all ranks of this machine will not fit.
+    """Check that the slots of all ranks of this machine will fit.
 
     Args:
-        things: The objects given to ``Run.checkpoint``.
+        things: The objects of ``Run.checkpoint``.
         file: This rank's slots.
-        ranks: Ranks on this machine; each is assumed to need as much as this one.
-        backup_slots: Slots of each backup of another machine's rank; 0: there are no backups.
+        ranks: Number of ranks on this machine; each is assumed to need as much as this one.
+        backup_slots: Number of slots of each backup; 0: there are no backups.
         where: Name of the machine.
 
     Raises:
-        CheckpointError: there is not enough room; with all numbers and what to do.
+        CheckpointError: there is not enough memory; the message has all numbers and what to do.
     """
     need = footprint(estimated_bytes(things), ranks, file.slots, backup_slots)
-    held = sum(_allocated(path) for path in file.path.parent.glob("*") if _is_ours(path))
-    if reason := refusal(need, free(file.path.parent) + held, memory_available() + held, where):
+    used = sum(_allocated(path) for path in file.path.parent.glob("*") if path.name.startswith((OWN, BACKUP)))
+    if reason := refusal(need, free(file.path.parent) + used, memory_available() + used, where):
         raise CheckpointError(f"{reason}. (The size of the state is estimated from models and optimizers.)")
 
 
 def estimated_bytes(things: Iterable[Any]) -> int:
-    """Size of a rank's state, from parameters, buffers, and the optimizers' state as it is or as it will be.
+    """Size of a rank's state, bytes, from parameters, buffers, and the current or expected state of optimizers.
 
-    Things that are neither modules nor optimizers of torch are not asked: data loaders begin to load when they are.
+    Other objects than modules and optimizers of torch are left out: a call of ``state_dict`` may have effects, e.g. a
+    data loader may begin to load.
     """
     total = 0
     for thing in things:
@@ -64,7 +65,7 @@ def _state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
 
 
 def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
-    """Tensors of a parameter's size that an optimizer will keep for it; 0: the optimizer is not known."""
+    """Number of tensors that an optimizer will keep for a parameter, of its size; 0: the optimizer is not known."""
     for kind in type(optimizer).__mro__:
         momentum = bool(group.get("momentum"))
         if kind.__name__ == "SGD":
@@ -77,14 +78,9 @@ def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes in a slot; of a DTensor its local shard."""
+    """Bytes of a tensor in a slot; for a DTensor, those of its local shard."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return aligned(local.numel() * local.element_size())
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a file of the job's folder has slots of ranks, or backups."""
-    return path.name.startswith((OWN, BACKUP))
 
 
 def _allocated(path: Path) -> int:

@@ -1,9 +1,9 @@
-"""Which tensors of a state may be copied while training goes on, and how changes to them are noticed.
+"""Decides which tensors of a state may be copied while training continues, and notices changes to them.
 
-Nothing but an optimizer's step changes parameters and the optimizer's state, and that step can be made to wait. So the
-parameters that a given ``torch.optim.Optimizer`` trains, and the tensors in its state, are copied during the next
-forward and backward pass. Everything else is copied before training goes on: forward may change it (statistics of a
-BatchNorm, generators, an average of weights), or it is not known what changes it.
+Only ``optimizer.step`` changes parameters and the optimizer's state, and that step can be made to wait. So the
+parameters that a ``torch.optim.Optimizer`` of the checkpoint trains, and the tensors in its state, are copied during
+the next forward and backward pass. All other tensors are copied before training continues: forward may change them
+(statistics of a BatchNorm, generators, an average of weights), or it is not known what changes them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 PROBES = 64
-"""Tensors that are probed at most: some microseconds a save."""
+"""The most tensors that are probed, which takes some microseconds in each save."""
 PROBE_BYTES = 64
-"""Bytes that are probed of each tensor: a cache line."""
+"""Bytes of each tensor that are probed: one cache line."""
 
 Watched = list[tuple[str, Tensor]]
 
 
 class Probe(NamedTuple):
-    """Some bytes of a tensor."""
+    """The ``PROBE_BYTES`` bytes of a tensor by which a change is noticed."""
 
     name: str
     address: int
     offset: int | None
-    """Their offset in the slot's tensors; None: they are in another order there."""
+    """Offset of these bytes in the slot's tensors; None: the tensor has another order in the slot."""
 
 
 def classify(
     things: Iterable[Any], tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
 ) -> tuple[list[bool], Watched]:
-    """Which tensors change in ``optimizer.step`` only.
+    """Find the tensors that only ``optimizer.step`` changes.
 
     Args:
-        things: The objects given to ``Run.checkpoint``: models, optimizers, others.
+        things: The objects of ``Run.checkpoint``: models, optimizers, others.
         tensors: The tensors of the encoded state.
-        specs: Their entries in the table.
+        specs: The entries of the tensors in the table.
 
     Returns:
-        For each tensor whether its copy may overlap training, and those
-        parameters and optimizer states, with names, whose version counters show
-        whether they are changed all the same.
+        For each tensor whether it may be copied while training continues; and, with names, the parameters and optimizer
+        states whose version counters show unexpected changes of these tensors.
     """
     stepped: list[tuple[int, Tensor]] = []
     other: set[int] = set()
@@ -68,14 +67,14 @@ def classify(
 
 
 class Witness:
-    """The state of tensors when their copy began.
+    """Notices changes of tensors since their copy began.
 
-    Version counters notice every change that torch knows of. Changes by way of ``.data``, and those of fused kernels,
-    leave no trace there, so a cache line of some tensors is kept too.
+    Version counters show every change that torch knows of. They do not show changes through ``.data`` and by fused
+    kernels, so some bytes of some tensors are compared too.
 
     Args:
-        watched: From ``classify``.
-        probed: From ``probes``.
+        watched: The tensors with their names, from ``classify``.
+        probed: The bytes to compare, from ``probes``.
     """
 
     def __init__(self, watched: Watched, probed: Sequence[Probe]) -> None:
@@ -84,7 +83,7 @@ class Witness:
         self._probed = [(probe, ctypes.string_at(probe.address, PROBE_BYTES)) for probe in probed]
 
     def changed(self) -> str:
-        """Name of a tensor that is no longer as it was; empty: none is known to have changed."""
+        """Name of a tensor that has changed; empty: no change was noticed."""
         for (name, tensor), version in zip(self._watched, self._versions, strict=True):
             if tensor._version != version:
                 return name
@@ -94,10 +93,10 @@ class Witness:
         return ""
 
     def missed(self, address: int) -> str:
-        """Name of a tensor whose copy is not what it was when the copy began; empty: none is known.
+        """Name of a tensor whose copy differs from the tensor when the copy began; empty: no difference was noticed.
 
         Args:
-            address: Of the copied tensors.
+            address: Address of the tensors in the slot.
         """
         for probe, before in self._probed:
             if probe.offset is not None and ctypes.string_at(address + probe.offset, PROBE_BYTES) != before:
@@ -106,25 +105,25 @@ class Witness:
 
 
 def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequence[bool]) -> list[Probe]:
-    """Where changes are looked for: in the middle of up to ``PROBES`` tensors in the memory of the host."""
+    """Probes in the middle of up to ``PROBES`` of the tensors in the host's memory that are copied later."""
     fit = [
         (tensor, spec)
         for tensor, spec, is_later in zip(tensors, specs, later, strict=True)
         if is_later and tensor.is_cpu and spec.nbytes >= PROBE_BYTES and _dense(tensor)
     ]
-    found = []
+    chosen = []
     for tensor, spec in fit[:: -(-len(fit) // PROBES) or 1]:
-        into = (spec.nbytes - PROBE_BYTES) // 2
-        offset = spec.offset + into if tensor.is_contiguous() else None
-        found.append(Probe(spec.name, tensor.data_ptr() + into, offset))
-    return found
+        middle = (spec.nbytes - PROBE_BYTES) // 2
+        offset = spec.offset + middle if tensor.is_contiguous() else None
+        chosen.append(Probe(spec.name, tensor.data_ptr() + middle, offset))
+    return chosen
 
 
 def _waits(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's step calls torch's hooks each time.
+    """Whether each step of an optimizer calls torch's hooks, so that it can be made to wait.
 
-    An optimizer that skips torch's constructor does not call them, nor does the replay of a CUDA graph, which also
-    leaves no trace in version counters; an optimizer has to be ``capturable`` for that.
+    An optimizer that skips torch's constructor does not call them. Neither does the replay of a CUDA graph, which is
+    possible if the optimizer is ``capturable``; it does not change version counters either.
     """
     graphed = any(group.get("capturable") for group in optimizer.param_groups)
     return bool(getattr(type(optimizer).step, "hooked", False)) and not graphed
@@ -139,13 +138,13 @@ def _trained(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills its piece of memory without gaps; the order of its axes does not count."""
+    """Whether a tensor fills its memory without gaps, in any order of its axes."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return reach == tensor.numel()
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor; any other tensor as it is."""
+    """The local shard of a DTensor; any other tensor unchanged."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 

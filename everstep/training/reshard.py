@@ -1,13 +1,13 @@
-"""Starting from a checkpoint on disk that was saved with other parallel sizes.
+"""Reads a checkpoint on disk that was saved with other parallel sizes.
 
-Every rank takes the tree of containers and numbers, and the plain tensors, from its *source*, a rank of the old job:
-the one with the same tensor- and pipeline-parallel indices, and its data-parallel index modulo the old size. DTensors
-are made anew on the mesh of the same dimension names, with the same placements, and torch's distributed checkpoint
-reads the chunks that this rank needs from the files of all old ranks.
+Every rank reads the tree of containers and numbers, and the plain tensors, from the file of its *source*. The source is
+a rank of the old job: the one with the same tensor- and pipeline-parallel indices, and this rank's data-parallel index
+modulo the old size. DTensors are made on the mesh with the same dimension names, with the same placements. Torch's
+distributed checkpoint then reads the chunks that this rank needs from the files of all old ranks.
 
-Random number generators: a rank whose coordinate existed goes on with its source's generators. A new rank gets a copy
-of them too if they were equal in the whole group of its source, since the script may rely on that; otherwise its
-generators are seeded from them and its rank, so that no two ranks draw the same numbers.
+A rank whose coordinate existed in the old job gets the random number generators of its source. So does a new rank, if
+all ranks of the source's data-parallel group had equal generators, since the script may rely on that. Otherwise the
+generators of a new rank are seeded from the source's and the rank's number, so that no two ranks draw equal numbers.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ RNG = "everstep.rng"
 def read_resharded(
     folder: Path, topology: Topology, rank: int, meshes: Mapping[MeshKey, DeviceMesh]
 ) -> tuple[int, Any]:
-    """Read the state of one rank from a checkpoint of other sizes: completed steps and tree of state dicts.
+    """Read the state of one rank from a checkpoint with other sizes.
 
     Args:
         folder: A ``step-…`` folder with the files of all ranks of the old job.
-        topology: Sizes now.
+        topology: The topology of the current job.
         rank: This rank.
         meshes: Device meshes of this process by ``dtensors.mesh_key``.
+
+    Returns:
+        The number of completed steps, and the tree of state dicts.
 
     Raises:
         CheckpointError: a file is missing, or the state cannot be mapped to these sizes.
@@ -64,13 +67,15 @@ def read_resharded(
 
 
 def _model_axes(topology: Topology) -> list[tuple[str, int]]:
-    """The axes that divide the model, by name: axes of more than one rank that are not data parallel."""
+    """The axes that divide the model, sorted by name: those of more than one rank that are not data parallel."""
     return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
 
 
 def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
-    """Old axis → the new axis in its place; empty: that is not clear. Axes of one rank may be added or left out, and a
-    single data-parallel axis may change its name."""
+    """Old axis → the new axis that corresponds to it; empty: that is not clear.
+
+    Axes of one rank may be added or left out, and a single data-parallel axis may change its name.
+    """
     wide = {axis for axis, size in topology.mesh if size > 1} - set(old.axes)
     same = {axis: axis for axis in old.axes if axis in topology.axes}
     if wide and len(topology.data_axes) == len(old.data_axes) == 1 and wide == {*topology.data_axes}:
@@ -80,28 +85,28 @@ def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
 
 
 def _counterparts(topology: Topology, old: Topology) -> list[int] | None:
-    """Rank → the old rank with its coordinate, data-parallel indices modulo the old sizes.
+    """For each rank the old rank with its coordinate, where data-parallel indices are taken modulo the old sizes.
 
-    None: a rank has no such old rank, or has another position in a group that is laid over axes. It is decided for
-    all ranks at once, so that no two ranks share a source by chance.
+    None: some rank has no such old rank, or has another position in a laid group. It is decided for all ranks together,
+    so that no two ranks share a source by chance.
     """
     same = _same_axes(topology, old)
     if not same or _model_axes(topology) != _model_axes(old):
         return None
     sizes = [(axis, size) for axis, size in old.mesh if axis in same]
-    places = map(topology.coordinate, range(topology.world_size))
-    found = [old.rank_at(**{axis: place[same[axis]] % size for axis, size in sizes}) for place in places]
+    coordinates = map(topology.coordinate, range(topology.world_size))
+    sources = [old.rank_at(**{axis: at[same[axis]] % size for axis, size in sizes}) for at in coordinates]
     for kind in {laid.name for laid in (*topology.laid, *old.laid)}:
         if kind not in topology.kinds or kind not in old.kinds:
             return None
         now, before = _in_groups(topology, kind), _in_groups(old, kind)
-        if any(now[rank] != before[source] for rank, source in enumerate(found)):
+        if any(now[rank] != before[source] for rank, source in enumerate(sources)):
             return None
-    return found
+    return sources
 
 
 def _in_groups(topology: Topology, kind: str) -> dict[int, tuple[int, int]]:
-    """Rank → size of its group of one kind, and its position in it."""
+    """Rank → the size of its group of a kind, and its position in the group."""
     return {rank: (len(group), at) for group in topology.groups(kind) for at, rank in enumerate(group)}
 
 
@@ -109,27 +114,27 @@ class OldCheckpoint:
     """The manifests of all ranks of a checkpoint on disk.
 
     Raises:
-        CheckpointError: it is not whole.
+        CheckpointError: it is incomplete, or its sizes are not known.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         step = step_of(folder)
         if step is None or not folder.is_dir():
-            raise CheckpointError(f"{folder} is no folder of a checkpoint: its name is that of a step, step-000000120")
+            raise CheckpointError(f"{folder} is not a folder of a checkpoint: its name must be like step-000000120")
         self.step = step
         manifests = sorted(folder.glob("rank-*.json"))
         if not manifests:
-            raise CheckpointError(f"{folder} holds no checkpoint: there is no rank-<r>.json")
+            raise CheckpointError(f"{folder} has no checkpoint: there is no rank-<r>.json")
         first = read_manifest(folder, int(manifests[0].stem.removeprefix("rank-")))
         if not first.topology:
-            raise CheckpointError(f"{folder} was saved by a job of unknown sizes, it can be read with the same only")
+            raise CheckpointError(f"{folder} was saved by a job of unknown sizes, so it can be read with the same only")
         self.topology = Topology.parse(first.topology)
         """Sizes of the job that saved it."""
-        held = [held_in(folder, step, rank) for rank in range(self.topology.world_size)]
-        if bad := [copy for copy in held if not copy.valid]:
+        copies = [held_in(folder, step, rank) for rank in range(self.topology.world_size)]
+        if bad := [copy for copy in copies if not copy.valid]:
             raise CheckpointError(
-                f"{folder} is not whole, rank {bad[0].rank} of {self.topology.world_size} is missing or damaged: "
+                f"{folder} is not complete, rank {bad[0].rank} of {self.topology.world_size} is missing or damaged: "
                 f"{bad[0].reason}. Bring the files of all ranks into one folder"
             )
         self.manifests = [read_manifest(folder, rank) for rank in range(self.topology.world_size)]
@@ -138,15 +143,15 @@ class OldCheckpoint:
                 raise CheckpointError(
                     f"{folder} mixes files of {first.job} ({first.topology}) and {manifest.job} ({manifest.topology})"
                 )
-        known = {data_name(manifest.rank) for manifest in self.manifests}
-        if foreign := sorted({path.name for path in folder.glob("*.safetensors")} - known):
-            raise CheckpointError(f"{folder} holds {foreign[0]}, which is not of this checkpoint: remove it")
+        names = {data_name(manifest.rank) for manifest in self.manifests}
+        if foreign := sorted({path.name for path in folder.glob("*.safetensors")} - names):
+            raise CheckpointError(f"{folder} has {foreign[0]}, which does not belong to this checkpoint: remove it")
 
     def source(self, topology: Topology, rank: int) -> int:
         """The source of a rank.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: it has no source, since the sizes do not fit.
         """
         if counterparts := _counterparts(topology, self.topology):
             return counterparts[rank]
@@ -158,10 +163,10 @@ class OldCheckpoint:
         return rank % self.topology.world_size
 
     def must_reseed(self, topology: Topology, rank: int, source: int) -> bool:
-        """Whether the generators of a rank have to be seeded anew."""
+        """Whether the generators of a rank have to be seeded again."""
         if _counterparts(topology, self.topology):
-            place, same = topology.coordinate(rank), _same_axes(topology, self.topology)
-            existed = all(place[same[axis]] < size for axis, size in self.topology.mesh if axis in same)
+            at, same = topology.coordinate(rank), _same_axes(topology, self.topology)
+            existed = all(at[same[axis]] < size for axis, size in self.topology.mesh if axis in same)
             group: Sequence[int] = self.topology.along(source, self.topology.data_axes)
         else:
             existed, group = rank < self.topology.world_size, range(self.topology.world_size)
@@ -172,7 +177,8 @@ class OldCheckpoint:
         return not existed and len(states) > 1
 
     def _differs(self) -> str:
-        """Why the old ranks' states are not interchangeable; empty: all but DTensors is equal in all of them."""
+        """Why the states of the old ranks are not interchangeable; empty: they differ only in DTensors and
+        generators."""
         first = {part.name: part for part in self.manifests[0].tensors}
         for manifest in self.manifests:
             parts = {part.name: part for part in manifest.tensors}
@@ -184,7 +190,8 @@ class OldCheckpoint:
                         return f"{name} is a DTensor on a mesh of some ranks only"
                 elif not name.startswith(f"{RNG}.") and part.xxh3 != first[name].xxh3:
                     return (
-                        f"{name} is no DTensor, and differs between ranks {self.manifests[0].rank} and {manifest.rank}"
+                        f"{name} is not a DTensor, and differs between ranks {self.manifests[0].rank} and "
+                        f"{manifest.rank}"
                     )
         return ""
 
@@ -200,10 +207,10 @@ class _Reader:
         """Name in the files → the DTensor that torch has to read."""
 
     def tree(self) -> Any:
-        """The tree of the source, with plain tensors, and with DTensors that are not filled yet."""
+        """The tree of the source with its plain tensors, and with DTensors that are not filled yet."""
         manifest, folder = self._manifest, self._old.folder
         structure = bytearray(manifest.structure.nbytes)
-        # Memory that is not touched costs nothing: the place of the DTensors' shards stays empty.
+        # The ranges of the DTensors' shards are never touched, so they use no memory.
         size = max(manifest.tensor_bytes, 1)
         memory = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         try:
@@ -230,7 +237,7 @@ class _Reader:
             ) from error
 
     def fill_dtensors(self) -> None:
-        """Let torch read the shards of the DTensors, after all that it reads was verified."""
+        """Verify the chunks that this rank needs, and let torch read them into the DTensors."""
         if not self._dtensors:
             return
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -238,7 +245,7 @@ class _Reader:
 
         self._verify()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it reads without the other ranks is on purpose
+            warnings.simplefilter("ignore", UserWarning)  # torch warns that it reads without the other ranks
             load(dict(self._dtensors), storage_reader=HuggingFaceStorageReader(str(self._old.folder)), no_dist=True)
 
     def _dtensor(self, part: Part, description: Description) -> Tensor:
@@ -266,10 +273,7 @@ class _Reader:
         )
 
     def _verify(self) -> None:
-        """Verify the chunks that this rank needs, and that nothing is missing of them.
-
-        torch neither notices damage nor a hole between chunks.
-        """
+        """Verify that the chunks which this rank needs are complete and intact, since torch does not check that."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         missing = {}
@@ -290,15 +294,15 @@ class _Reader:
             path = self._old.folder / data_name(manifest.rank)
             with open_shard(self._old.folder, manifest.rank) as read:
                 pieces: list[tuple[Part | Piece, str]] = [(part, f"the tensor {part.name}") for part in needed]
-                for piece, what in [(manifest.head, "the header"), *pieces]:
+                for piece, name in [(manifest.head, "the header"), *pieces]:
                     if reason := verify_piece(piece, read):
-                        raise CorruptCheckpoint(f"{path}, {what}: {reason}")
-        if holes := sorted(key for key, count in missing.items() if count):
-            raise CheckpointError(f"{self._old.folder} does not hold all of the tensor {holes[0]}")
+                        raise CorruptCheckpoint(f"{path}, {name}: {reason}")
+        if incomplete := sorted(key for key, count in missing.items() if count):
+            raise CheckpointError(f"{self._old.folder} does not have all of the tensor {incomplete[0]}")
 
 
 def _common(box: tuple[Sequence[int], Sequence[int]], other_box: tuple[Sequence[int], Sequence[int]]) -> int:
-    """Number of elements that two boxes, each a shape and where it begins, have in common."""
+    """Number of elements that two boxes have in common; a box is a shape and the index at which it begins."""
     count = 1
     for size, begin, other_size, other_begin in zip(*box, *other_box, strict=True):
         count *= max(0, min(begin + size, other_begin + other_size) - max(begin, other_begin))

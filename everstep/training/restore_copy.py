@@ -1,9 +1,8 @@
-"""Copying tensors out of a slot into private memory, by two threads that share the work.
+"""Copies tensors from a slot into private memory, with two threads.
 
-The slot's checksum is computed in order, and costs little where its input is in the cache already: so one thread copies
-a piece and hashes it at once. The other thread makes pages present ahead of it, above all those of fresh memory, which
-the kernel has to clear, and which is therefore requested in huge pages. Then it copies from the end backwards, until
-both meet.
+The first thread copies pieces in order, and hashes each of them directly after its copy, while it is in the cache. The
+second thread makes pages present ahead of the first one. Above all that are the pages of new memory, which the kernel
+has to clear, so they are huge pages. After that it copies pieces from the end backwards, until both threads meet.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from everstep.system.pages import READ, STRIDE, WRITE, populate
 from everstep.training.layout import view_of
 
 PIECE = 256 << 10
-"""Bytes that are copied, and hashed at once: two of these fit into a core's own cache."""
-WORTH = 64 << 10
-"""Least bytes whose pages are made present ahead; page faults are as fast for less."""
+"""Bytes of a piece; two pieces fit into a core's own cache."""
+LEAST_RUN = 64 << 10
+"""Least bytes whose pages are made present ahead; for fewer bytes, page faults are as fast."""
 
 Verify = Callable[[Iterable[int]], None]
-"""Compares the checksum of the slot. It takes offsets up to which it may hash, one after the other, and hashes the rest
-after the last one."""
+"""Compares the checksum of the slot. It requests offsets from the iterable, hashes up to each of them, and hashes the
+rest after the last one (``SlotFile.verify``)."""
 
 
 class RestoreCopy:
-    """Copies parts of a slot into private memory, at the same offsets; parts that are not asked for take no memory.
+    """Copies tensors of a slot into private memory at the same offsets. Ranges that are not copied use no memory.
 
     Args:
         source: The tensors of the slot.
-        verify: Raises when the slot is damaged.
+        verify: Compares the checksum of the slot, and raises an error if it is damaged.
     """
 
     def __init__(self, source: memoryview, verify: Verify) -> None:
         self._source = source
-        # Private, so that a forked child's writes are its own.
+        # The memory is private, so that writes of a forked child do not change it.
         self._map = mmap.mmap(-1, max(len(source), 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(self._map)
         self._pieces: deque[tuple[int, int, int]] = deque()
-        """Offset in the slot, address and size."""
+        """Offset in the slot, address and size of each piece."""
         self._verify = verify
         self._address = _address(source, 0) if len(source) else 0
         self._error: BaseException | None = None
@@ -61,28 +60,28 @@ class RestoreCopy:
         return view_of(self._memory, spec)
 
     def fill(self, spec: TensorSpec, address: int) -> None:
-        """Copy a tensor to an address, before ``finish`` returns. To be called before ``start``.
+        """Request the copy of a tensor to an address. It is called before ``start``; ``finish`` completes the copy.
 
         Raises:
-            CorruptCheckpoint: it lies outside of the slot; the table is not verified yet.
+            CorruptCheckpoint: the tensor lies outside the slot, as the unverified table describes it.
         """
         if not 0 <= spec.offset <= spec.offset + spec.nbytes <= len(self._source):
             raise CorruptCheckpoint(
-                f"the table says that {spec.name} has {spec.nbytes} bytes from {spec.offset} of {len(self._source)} on"
+                f"in the table, {spec.name} has {spec.nbytes} bytes from byte {spec.offset} of {len(self._source)} on"
             )
         for at in range(0, spec.nbytes, PIECE):
             self._pieces.append((spec.offset + at, address + at, min(PIECE, spec.nbytes - at)))
 
     def start(self) -> None:
-        """Begin to copy, in a thread."""
+        """Start the second thread."""
         self._pieces = deque(sorted(self._pieces))
         self._helper.start()
 
     def finish(self) -> None:
-        """Return when all is copied and the slot is verified.
+        """Return when all tensors are copied and the slot is verified.
 
         Raises:
-            CorruptCheckpoint: it is damaged.
+            CorruptCheckpoint: the slot is damaged.
         """
         try:
             self._verify(self._copied())
@@ -92,8 +91,8 @@ class RestoreCopy:
             raise self._error
 
     def _copied(self) -> Iterator[int]:
-        """Copies from the beginning on; gives the ends of what is copied."""
-        # When none is left the rest is hashed, while the other thread copies its last piece.
+        """Copy pieces from the beginning on; yields the end of each piece."""
+        # When no piece is left, the caller hashes the rest while the second thread copies its last piece.
         with contextlib.suppress(IndexError):
             while True:
                 offset, address, size = self._pieces.popleft()
@@ -106,7 +105,7 @@ class RestoreCopy:
                 populate(self._address + begin, end - begin, READ)
                 if fresh:
                     populate(_address(self._memory, begin), end - begin, WRITE)
-            with contextlib.suppress(IndexError):  # none is left
+            with contextlib.suppress(IndexError):  # no piece is left
                 while True:
                     offset, address, size = self._pieces.pop()
                     ctypes.memmove(address, self._address + offset, size)
@@ -115,16 +114,17 @@ class RestoreCopy:
 
 
 def _runs(pieces: Iterable[tuple[int, int, int]], memory: int) -> Iterator[tuple[int, int, bool]]:
-    """Begin and end in the slot of pieces that lie together, and whether they go to the same offsets of ``memory``.
+    """Runs of adjacent pieces: begin and end in the slot, and whether they are copied to the same offsets of
+    ``memory``.
 
-    Up to about a stride each, and at least ``WORTH`` bytes.
+    A run has at least ``LEAST_RUN`` and at most about ``STRIDE`` bytes.
     """
     begin = end = 0
     fresh = False
     for offset, address, size in (*pieces, (-1, 0, 0)):
         ours = address - memory == offset
         if ours is not fresh or not 0 <= offset - end < mmap.PAGESIZE or end - begin >= STRIDE:
-            if end - begin >= WORTH:
+            if end - begin >= LEAST_RUN:
                 yield begin, end, fresh
             begin, fresh = offset, ours
         end = offset + size

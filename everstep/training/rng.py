@@ -1,4 +1,4 @@
-"""The state of every random number generator that a training step may use."""
+"""Saves and restores every random number generator that a training step may use."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class RandomState:
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "numpy": numpy.random.get_state(legacy=False),
-            # As an array: 625 separate integers would make up most of the structure.
+            # An array, since 625 separate integers would make up most of the structure.
             "python": (version, numpy.array(words, dtype=numpy.int64), gauss),
         }
         if devices := self._cuda.in_use():
             current = self._cuda.current_device()
             state["cuda"] = self._cuda.random_state(current)
-            # A script that names its device in every call leaves another one the current one.
+            # A script that names its device in each call may use other devices than the current one.
             state["cuda_others"] = {index: self._cuda.random_state(index) for index in devices if index != current}
         return state
 
@@ -51,11 +51,11 @@ class RandomState:
 
 
 def reseeded(state: dict[str, Any], rank: int) -> dict[str, Any]:
-    """A state of generators that differs between ranks and is the same each time.
+    """States of generators that differ between ranks, and are the same for the same arguments.
 
     Args:
-        state: From ``RandomState.state_dict``; together with ``rank`` it decides the seed.
-        rank: The rank that gets it.
+        state: The state from ``RandomState.state_dict`` that decides the seed, together with ``rank``.
+        rank: The rank that gets the new state.
     """
     seed = xxhash.xxh3_64_intdigest(state["torch"].numpy(), seed=rank)
     version, words, gauss = random.Random(seed).getstate()

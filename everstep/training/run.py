@@ -1,7 +1,7 @@
-"""A rank's part in a job: its coordinate in the mesh, its loop over steps, its reports.
+"""A rank's handle on its job: its coordinate in the mesh, its loop over steps, its reports.
 
-Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all of it works and
-nothing is saved: the same script runs under torchrun and plain python.
+Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all calls work, but nothing is saved: the same script runs under
+torchrun and plain python.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = Flops()
 ALIGN_POLL_S = 0.005
-"""Time between two looks at whether a rank still has to wait; it is killed while it waits, so this delays nothing."""
+"""Time between two checks of whether a rank still has to wait, seconds."""
 REPLAY_WAIT_S = 600.0
-"""A rank of a replay that was not stopped within this time ends itself."""
+"""A rank of a replay that was not stopped within this time ends itself, seconds."""
 
 
 class Run:
@@ -76,24 +76,23 @@ class Run:
         """Name the objects that make up the state of training; pass the result to ``steps``.
 
         Args:
-            things: Anything with ``state_dict`` and ``load_state_dict``: model,
-                optimizer, scheduler, sampler. They are loaded in this order.
-                Random number generators are included without being named.
+            things: Objects with ``state_dict`` and ``load_state_dict``, by name: model, optimizer, scheduler, sampler.
+                They are loaded in this order. Random number generators are always included.
 
         Raises:
-            ConfigError: something has no ``state_dict``, or a number in the environment makes no sense.
+            ConfigError: an object has no ``state_dict``, or a number in the environment makes no sense.
             CheckpointError: the checkpoint file cannot be opened.
         """
         name = os.environ.get(environment.CHECKPOINT_FILE)
-        self._tell_flops(things)
+        self._report_flops(things)
         if not self.active or not name or steps_of_replay():
             return Checkpoint(things, None)
         file = SlotFile(
             Path(name),
-            slots=from_environment(environment.CHECKPOINT_SLOTS, 3),  # agents always say
+            slots=from_environment(environment.CHECKPOINT_SLOTS, 3),  # agents always set it
             generation=from_environment(environment.GENERATION, 0),
         )
-        # With two slots a rank that is a step ahead would have given up the step that the others are still saving.
+        # With two slots, a rank that is a step ahead could overwrite the last step that all other ranks have saved.
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2
         path = os.environ.get(environment.SAVE_SIGNAL)
         save_signal = SaveSignal(Path(path) if path else None)
@@ -109,29 +108,26 @@ class Run:
     ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
-        At entry the state is restored at the step that all ranks agreed on; after each body saving it begins. The state
-        is that *between* steps: a body that was cut short is run again.
+        At entry the state of the step on which all ranks agreed is restored. After each body, its save begins. The
+        saved state is that *between* steps: a body that was interrupted runs again.
 
-        Every step needs something that makes all ranks wait for each other (an all-reduce of the loss or of the
-        gradient norm will do): a rank may be at most one step ahead of another.
+        Every step needs an operation in which all ranks wait for each other, e.g. an all-reduce of the loss, so that no
+        rank is more than one step ahead of another.
 
-        Parameters and optimizer state are copied while the next body runs, until
-        it calls ``optimizer.step``; docs/guides/training.md says what that asks of a script.
+        Parameters and optimizer state are copied while the next body runs, until it calls ``optimizer.step``;
+        docs/concepts/saves.md describes what a script must not do meanwhile.
 
         Args:
-            total: Number of steps of the whole job.
-            state: From ``checkpoint``. None: nothing is saved or restored, the
-                steps are counted only.
-            start: First step when nothing is restored, for a script that
-                restores its own checkpoints.
-            warm_up: Runs one forward and backward pass without an optimizer
-                step. Called twice before a state is restored, its gradients
-                dropped, so that what torch sets up in its first iterations
-                (DDP's buckets) is as it was in the run that is continued.
+            total: Number of steps of the complete job.
+            state: The state from ``checkpoint``; None: steps are only counted, and nothing is saved or restored.
+            start: The first step if no state is restored, for a script that restores its own checkpoints.
+            warm_up: Runs one forward and backward pass without an optimizer step. It is called twice before a state is
+                restored, and its gradients are dropped. So torch has set up what it sets up in its first iterations
+                (DDP's buckets), as in the run that is resumed.
 
         Raises:
-            CheckpointError: the agreed state cannot be restored, a state cannot be saved, or there is no room
-                for the slots of this machine's ranks and the backups that it holds.
+            CheckpointError: the agreed state cannot be restored, a state cannot be saved, or there is no room for the
+                slots and backups on this machine.
         """
         if self._entered:
             raise ConfigError("run.steps() was entered twice: use one loop and count its steps over all epochs")
@@ -142,7 +138,7 @@ class Run:
         total = min(total, first + replayed) if replayed else total
         process = os.getpid()
         if state is not None:
-            # Where a name or a progress bar holds this generator, an exception does not end it before the process ends.
+            # A variable or a progress bar may keep this generator alive after an exception, until the process ends.
             atexit.register(state.drain)
         try:
             for step in range(first, total):
@@ -150,17 +146,17 @@ class Run:
                 yield step
                 self._complete(step, first)
             if self._reports is not None:
-                self._reports.mark("first_step")  # restored at the job's very end there was none to run
+                self._reports.mark("first_step")  # for a rank that was restored at the job's last step
             if state is not None and from_environment(environment.STATE_DIGEST, 0):
                 print(f"--- everstep: state after step {total}: {state.digest()}", file=sys.stderr, flush=True)
             self.finish()
             if replayed:
                 wait_to_be_stopped()
-        except GeneratorExit:  # broken out of; what follows is no step
-            if self._reports is not None and os.getpid() == process:  # a child that was forked within the loop may end
+        except GeneratorExit:  # the script left the loop by ``break``
+            if self._reports is not None and os.getpid() == process:  # not in a child that was forked within the loop
                 self._reports.mark("loop_left")
             raise
-        finally:  # also when the body raises or leaves the loop: the step before it is complete, and should be kept
+        finally:  # even if the body raises an error or leaves the loop, the step before it is complete and is kept
             if state is not None:
                 state.drain()
                 atexit.unregister(state.drain)
@@ -173,21 +169,20 @@ class Run:
         grad_norm: float | Tensor | None = None,
         tokens: int = 0,
     ) -> None:
-        """Report how a step went: a store into mapped memory, which never blocks.
+        """Report the numbers of a step. This is a store into mapped memory, which never waits.
 
         Args:
             step: The step, from ``steps``.
-            loss: A number, or a tensor or array of one element. One on a GPU is not
-                waited for: it is copied aside and published when it has arrived.
-                A DTensor must be whole on each rank (``full_tensor()``): a report
-                never asks other ranks. None: this rank has none, as in all stages of a
-                pipeline but the last. NaN is a loss that went wrong, and opens an incident.
-            grad_norm: Norm of the gradient, likewise; None: not known. A DTensor that
-                is spread over ranks counts as not known, with a warning.
-            tokens: Tokens that this rank trained on in this step.
+            loss: A number, or a tensor or array of one element. A value on a GPU is copied without waiting, and
+                published once it has arrived. A DTensor that is spread over ranks is refused, since a report never asks
+                other ranks: pass its ``full_tensor()``. None: this rank has no loss, as in all stages of a pipeline
+                except the last. A loss of NaN opens an incident.
+            grad_norm: Norm of the gradient, in the same forms; None: not known. A DTensor that is spread over ranks
+                counts as not known, with a warning.
+            tokens: Number of tokens on which this rank trained in this step.
 
         Raises:
-            ConfigError: the loss or the norm is none of these.
+            ConfigError: the loss or the norm has another form.
         """
         loss = None if loss is None else plain("loss", loss)
         grad_norm = None if grad_norm is None else plain("grad_norm", grad_norm)
@@ -201,8 +196,9 @@ class Run:
             self._reports.report(step, number(loss), number(grad_norm), tokens)
 
     def finish(self) -> None:
-        """Report that training is over, as ``steps`` does at its end. A script that breaks out of its loop may call it,
-        since it counts where the exit status of a rank is lost.
+        """Report that training is over, as ``steps`` does at its end.
+
+        A script that leaves its loop by ``break`` may call it. The report counts if the exit status of a rank is lost.
 
         Raises:
             CheckpointError: the last save failed.
@@ -216,7 +212,7 @@ class Run:
             self._reports.finish()
 
     def _complete(self, step: int, first: int) -> None:
-        """Report that the body of a step is done, and save."""
+        """Report that the body of a step is done, and save the state."""
         if self._reports is None:
             return
         self._reports.complete(step + 1)
@@ -230,7 +226,7 @@ class Run:
             self._align(step + 1)
 
     def _align(self, completed_steps: int) -> None:
-        """Wait at the end of a step until this rank is stopped, or is not asked to wait any more."""
+        """Wait at the end of a step until this rank is stopped, or no longer has to wait."""
         assert self._reports is not None
         if not self._reports.alignment().is_asked(completed_steps):
             return
@@ -239,7 +235,7 @@ class Run:
         self._publish_pending(wait=True)
         wait_aligned(self._reports, completed_steps)
         print(
-            f"everstep: waited after step {completed_steps} and was not stopped: goes on", file=sys.stderr, flush=True
+            f"everstep: waited after step {completed_steps}, was not stopped and continues", file=sys.stderr, flush=True
         )
 
     def _restore(self, state: Checkpoint | None, start: int, warm_up: Callable[[], object] | None) -> int:
@@ -253,7 +249,7 @@ class Run:
             agreed = from_environment(environment.RESUME_STEP, 0)
             state.check_room(
                 ranks=self.topology.ranks_per_machine,
-                # A job that is under way does not end for want of room for backups: it goes on and says so.
+                # A job that is restored does not end for lack of room for backups: it runs on and reports the problem.
                 backup_slots=from_environment(environment.BACKUP_SLOTS, 0) if agreed <= 0 else 0,
                 where=os.environ.get(environment.MACHINE) or "this machine",
             )
@@ -274,8 +270,8 @@ class Run:
         self._reports.mark("restored")
         return first
 
-    def _tell_flops(self, things: Mapping[str, Stateful]) -> None:
-        """Report the cost of a token: the script's number, or that of the models."""
+    def _report_flops(self, things: Mapping[str, Stateful]) -> None:
+        """Report the cost of a token: the number from the script, or else that of the models."""
         if self._reports is None:
             return
         from everstep.training.flops import with_defaults
@@ -290,11 +286,11 @@ class Run:
 
 
 def wait_aligned(reports: ReportFile, completed_steps: int) -> None:
-    """Wait for as long as the rank is asked to.
+    """Report that this rank waits, and wait as long as it is asked to.
 
     Args:
         reports: The rank's report file.
-        completed_steps: The steps whose state is saved.
+        completed_steps: Completed steps of the rank, whose state is saved.
     """
     reports.set_aligned(completed_steps)
     try:
@@ -305,14 +301,14 @@ def wait_aligned(reports: ReportFile, completed_steps: int) -> None:
 
 
 def steps_of_replay() -> int:
-    """Steps that this process has to run as a rank of a replay; 0: it is no rank of a replay."""
+    """Number of steps that this process has to run as a rank of a replay; 0: it is not a rank of a replay."""
     return from_environment(environment.REPLAY_STEPS, 0)
 
 
 def wait_to_be_stopped() -> NoReturn:
-    """Wait at the end of a replay, whose script must not go on after its loop, e.g. to write its model.
+    """Wait at the end of a replay, so that its script does not continue after the loop, e.g. to write its model.
 
-    The rank does not end by itself, because another rank may still read what this one sent.
+    The rank does not end by itself, because another rank may still read data that this rank sent.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

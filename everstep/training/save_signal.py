@@ -1,4 +1,4 @@
-"""The save signal: one byte in a FIFO, which wakes the agent when a save is committed."""
+"""Sends the save signal: one byte in a FIFO, which notifies the agent that a save is committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REOPEN_S = 1.0
 class SaveSignal:
     """The rank's end of the FIFO.
 
-    The agent polls as well, so a lost byte costs it a fraction of a second.
+    The agent also polls, so a lost byte delays it only by a fraction of a second.
 
     Args:
         path: The FIFO; None: there is none.
@@ -26,13 +26,13 @@ class SaveSignal:
         self._not_before = 0.0
 
     def send(self) -> None:
-        """Write one wake-up byte; never blocks, errors are ignored."""
+        """Write one byte, without waiting and without raising errors."""
         if self._path is None or not self._opened():
             return
         try:
             os.write(self._descriptor, b"\x01")
         except BlockingIOError:
-            pass  # the FIFO is full: the agent has bytes enough to wake up
+            pass  # the FIFO is full, so the agent is going to read it
         except OSError:  # its reader is gone
             self.close()
             self._not_before = time.monotonic() + REOPEN_S

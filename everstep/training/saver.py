@@ -1,15 +1,15 @@
-"""Saves that overlap training: a thread copies while forward and backward run, and the optimizer's step waits for it.
+"""Saves states while training continues: a thread copies during forward and backward, and ``optimizer.step`` waits.
 
 The saves follow each other::
 
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, signal
 
-The memory of a new file is allocated slot by slot: the first save waits for its own slot, the others are made ready by
-the copying thread when it has nothing else to do.
+The memory of a new file is allocated slot by slot. The first save waits for its slot; the copying thread allocates the
+other slots when it has nothing else to do.
 
-A save is committed only if nothing that it copied was changed meanwhile, except by an optimizer; otherwise it is given
-up, a warning names the tensor, and from then on everything is copied before training goes on.
+A save is given up if a tensor changes before it is copied. Then a warning names the tensor, and from then on everything
+is copied before training continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DRAIN_S = 30.0
 
 @dataclass(slots=True)
 class _Save:
-    """A save on its way."""
+    """A save that has begun."""
 
     completed_steps: int
     address: int
@@ -56,7 +56,7 @@ class _Save:
     plan: CopyPlan
     witness: Witness
     copied: threading.Event = field(default_factory=threading.Event)
-    """Set when the copies are done, or ordered on the devices."""
+    """Set when the copies are done, or queued on the devices."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set when the save is committed or given up."""
     error: BaseException | None = None
@@ -64,9 +64,9 @@ class _Save:
     """Name of a tensor that was changed too early; empty: none."""
     committed: bool = False
     given_up: bool = False
-    """The save lacks something and must not be kept."""
+    """Whether the save is incomplete and must not be kept."""
     stepped: bool = False
-    """An optimizer's step has begun since, and may change tensors."""
+    """Whether an optimizer's step has begun since, which may change tensors."""
 
 
 class Saver:
@@ -74,10 +74,10 @@ class Saver:
 
     Args:
         file: The slot file.
-        overlap: Copy what may be copied while training goes on. Else ``save``
-            returns when all is committed.
-        save_signal: Tells the agent of each commit.
-        cuda: CUDA; None: torch's.
+        overlap: True: tensors that only optimizers change are copied while training continues. False: ``save`` returns
+            when the save is committed.
+        save_signal: Notifies the agent of each commit; None: it is not notified.
+        cuda: The calls to CUDA; None: those of torch.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Saver:
         self.midway: Callable[[int], None] | None = None
         """Called when about half of a save is copied, with its completed steps; for drills."""
         self._trusting = overlap
-        """Whether tensors are copied while training goes on; ends with the first unexpected change."""
+        """Whether tensors are copied while training continues; False after the first unexpected change."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
         """Plans of states with and without gradients, which alternate in a script that accumulates them."""
         self._save: _Save | None = None
@@ -109,20 +109,20 @@ class Saver:
         if overlap:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-            # A compiled step calls the hook as it is, instead of compiling what the hook happens to do at first.
+            # A compiled step calls this hook without compiling it.
             hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
             self._unhook = register_optimizer_step_pre_hook(hook).remove
 
     def save(self, things: Mapping[str, Any], encoded: Encoded, completed_steps: int) -> None:
-        """Save a state; returns when training may go on.
+        """Save a state; returns when training may continue.
 
         Args:
-            things: The objects given to ``Run.checkpoint``, by name.
+            things: The objects of ``Run.checkpoint``, by name.
             encoded: The state.
-            completed_steps: The steps that the state has completed.
+            completed_steps: Completed steps of the state.
 
         Raises:
-            CheckpointError: no room in shared memory, or the save before this one failed.
+            CheckpointError: there is no room in shared memory, or the save before this one failed.
         """
         self.wait()
         address = self._file.begin(encoded.structure, encoded.layout.total_bytes)
@@ -146,7 +146,7 @@ class Saver:
             raise
 
     def pin(self, tensors: memoryview, devices: set[torch.device]) -> None:
-        """Pin a slot before tensors are restored from it to a GPU; without tensors on a GPU nothing happens.
+        """Pin a slot from which tensors are restored to a GPU; without tensors on a GPU nothing happens.
 
         Args:
             tensors: The tensors of the slot.
@@ -157,9 +157,9 @@ class Saver:
             self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
 
     def on(self, devices: set[torch.device]) -> AbstractContextManager[Any]:
-        """A context in which the only GPU of a state is the current device; with several or no GPUs nothing changes.
+        """A context in which the GPU of a state is the current device, if there is exactly one.
 
-        A saved tensor records the kind of its device, not its index.
+        It is needed because a saved tensor records only the kind of its device, not the index.
         """
         gpus = [device for device in devices if device.type == "cuda"]
         return self._cuda.on(gpus[0]) if len(gpus) == 1 else contextlib.nullcontext()
@@ -168,7 +168,7 @@ class Saver:
         """Return when the last save is committed.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         save = self._save
         if save is None or os.getpid() != self._process:
@@ -178,11 +178,7 @@ class Saver:
         self._save = None
 
     def give_up(self, completed_steps: int) -> None:
-        """Keep no state after so many steps or more, committed or not.
-
-        Args:
-            completed_steps: The first state that is not kept.
-        """
+        """Discard the states after ``completed_steps`` and more steps, whether they are committed or not."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -192,13 +188,14 @@ class Saver:
             self._file.discard_after(completed_steps - 1)
 
     def drain(self) -> None:
-        """Wait for the last save, at most ``DRAIN_S``, without raising its error: the script is leaving already."""
+        """Wait for the last save for at most ``DRAIN_S``, without raising its error, since the script leaves its
+        loop."""
         save = self._save
         if save is not None and os.getpid() == self._process:
             save.ended.wait(DRAIN_S)
 
     def close(self) -> None:
-        """End the thread and give the mapping back; the file stays."""
+        """End the thread and unmap the file, which is kept."""
         with contextlib.suppress(CheckpointError):
             self.wait()
         if self._unhook is not None:
@@ -223,7 +220,7 @@ class Saver:
             parts = 2 if self.midway else 1
             plan = CopyPlan(things.values(), encoded, overlap=self._trusting, parts=parts)
             if len(self._plans) > 1 or encoded.layout in self._plans:
-                self._plans.clear()  # they keep tensors that may have been replaced
+                self._plans.clear()  # plans keep tensors alive that the script may have replaced
             self._plans[encoded.layout] = plan
             self._make_copiers(plan.devices)
         plan.follow(self._file.mapping)
@@ -237,7 +234,7 @@ class Saver:
         self._orders.put(save)
 
     def _before_step(self, *_: Any) -> None:
-        """Let an optimizer's step wait for the copies; called by torch before every step of every optimizer."""
+        """Let an optimizer's step wait for the copies; torch calls this before every step of every optimizer."""
         save = self._save
         if save is None or save.stepped or os.getpid() != self._process:
             return
@@ -247,13 +244,13 @@ class Saver:
         self._let_step(save)
 
     def _let_step(self, save: _Save) -> None:
-        """Allow changes from now on; check whether there were changes before."""
+        """Check that no tensor has changed so far; from now on tensors may change."""
         with self._lock:
             if not save.stepped:
                 save.stepped = True
                 save.torn = save.torn or save.witness.changed()
                 if save.torn and save.committed:
-                    # Most likely the copy was whole before the change came, but its end may have met the beginning.
+                    # The copy was probably complete before the change, but that is not certain.
                     self._file.forget(save.completed_steps)
         if save.error is not None:
             raise CheckpointError(
@@ -262,7 +259,7 @@ class Saver:
         if save.torn and self._trusting:
             self._trusting, self._plans = False, {}
             warnings.warn(
-                f"everstep: {save.torn!r} was changed outside of optimizer.step() while it was being saved. The state "
+                f"everstep: {save.torn!r} was changed outside of optimizer.step() while it was saved. The state "
                 f"after step {save.completed_steps} is not kept, and from now on training waits for every copy. Change "
                 "parameters within the step, after optimizer.step(), or set EVERSTEP_CHECKPOINT_OVERLAP=0",
                 RuntimeWarning,
@@ -286,7 +283,7 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next order; until it arrives, slots that have not been used yet are prepared, bit by bit."""
+        """The next order; None: the thread has to end. Until it arrives, unused slots are allocated piece by piece."""
         while True:
             try:
                 return self._orders.get_nowait()
@@ -295,7 +292,7 @@ class Saver:
                     return self._orders.get()
 
     def _finish(self, save: _Save) -> None:
-        """Copy what is left, and commit."""
+        """Copy the remaining tensors, and commit the save."""
         if save.plan.later:
             self._make_ready(save.address, save.size)
         self._copy(save.plan.later, save.address, save.completed_steps)
@@ -324,7 +321,7 @@ class Saver:
                 self.midway(midway)
 
     def _make_ready(self, address: int, size: int) -> None:
-        """Make the pages of a slot present and pin them, before its large copies."""
+        """Make the pages of a slot present, and pin them, before the large copies."""
         self._file.make_present()
         if self._pinned is not None:
             self._pinned.pin(address, size)

@@ -1,4 +1,5 @@
-"""Faults of drills inside torch: wrong numbers where a broken part would make them, and hangs where real hangs are."""
+"""The faults of drills inside torch: wrong numbers as a broken machine computes them, and hangs as real jobs have
+them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def poison_forward() -> None:
     """Make the first output of the next module that runs in this process NaN.
 
-    All that follows is what a real NaN does: it goes through the rest of the forward pass into the loss, from there
-    into the gradients, and with the next step of the optimizer into the parameters of every rank.
+    The NaN then spreads as a real one does: through the forward pass into the loss, into the gradients, and with the
+    next optimizer step into the parameters of every rank.
     """
 
     def poisoned(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
@@ -35,14 +36,13 @@ def poison_forward() -> None:
 
 
 def flip_gradient_bit(finite: bool = False) -> None:
-    """Flip a bit of a number on the way back through the next module that runs.
+    """Flip a bit of a number in the backward pass of the next module that runs.
 
-    The number is the largest one there, so that rounding does not hide the flip. All that follows is what a real bit
-    flip does.
+    The number is the largest one of the gradient, so that rounding does not hide the flip.
 
     Args:
-        finite: Flip the highest bit of the fraction, so that the exponent stays and the number looks normal; else the
-            highest bit of the exponent, which makes a gradient below 2 as large as numbers get.
+        finite: True: flip the highest bit of the fraction, so that the exponent stays and the number looks normal.
+            False: flip the highest bit of the exponent, which makes a gradient below 2 extremely large.
     """
 
     def watched(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
@@ -56,7 +56,7 @@ def flip_gradient_bit(finite: bool = False) -> None:
 
 
 def _flipped(finite: bool, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient with a bit flipped; of a DTensor in this rank's shard."""
+    """The gradient with a bit flipped; for a DTensor, in this rank's shard."""
     flipped = gradient.clone()
     local = flipped.to_local() if hasattr(flipped, "to_local") else flipped
     flat = local.detach().reshape(-1).view(BITS[local.element_size()])
@@ -78,7 +78,7 @@ def _with_nan(output: Any) -> Any:
 
 
 def skip_collective() -> None:
-    """Leave out the next all-reduce of this process, for which its group then waits."""
+    """Leave out the next all-reduce of this process, so that its group waits for it."""
     real = dist.all_reduce
 
     def left_out(*_: Any, **__: Any) -> None:
@@ -93,7 +93,8 @@ def hang_dataloader() -> None:
 
 
 def wrong_order() -> None:
-    """Enter collectives of two groups, odd ranks in another order than even ranks: no machine causes this hang."""
+    """Enter collectives of two groups, in another order on odd ranks than on even ranks; no machine causes this
+    hang."""
     groups: list[Any] = [None, dist.new_group()]
     for group in groups if dist.get_rank() % 2 else reversed(groups):
         dist.all_reduce(torch.ones(3), group=group)
@@ -123,4 +124,4 @@ ACTIONS: Mapping[str, Action] = {
     "hang-dataloader": lambda _: hang_dataloader(),
     "wrong-order": lambda _: wrong_order(),
 }
-"""Name of a fault → what it does to this process."""
+"""Name of a fault → the function that acts it out in this process."""

@@ -1,4 +1,4 @@
-"""The end of a process that only tries a script: where the script would join the job."""
+"""Ends a process that only tries a script, at the point where the script joins the job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from everstep.rank import environment
 
 
 def end_if_tried(note: str = "") -> None:
-    """End this process, if it only tries the script, after recording that the script got this far.
+    """If this process only tries the script, record that the script got this far, and end the process.
 
-    Nothing of the script runs after this, ``finally`` and ``atexit`` included.
+    The script does not run any further, not even its ``finally`` blocks and ``atexit`` functions.
 
     Args:
-        note: What could not be tried, for people; empty: all was tried.
+        note: For people: what could not be tried; empty: everything was tried.
     """
     name = os.environ.get(environment.TRIAL)
     if not name:

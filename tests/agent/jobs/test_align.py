@@ -144,7 +144,7 @@ async def test_ranks_that_are_let_go_on(agent: RunningAgent) -> None:
     assert not (await align(job, 0)).aligned
 
     assert min(await steps(job, step + 10)) >= step + 10
-    assert b"was not stopped: goes on" in await job.log(0, 2)
+    assert b"was not stopped and continues" in await job.log(0, 2)
     again = max(await steps(job, 0)) + 20
     await held(job, again)
     assert await steps(job, again) == [again, again]

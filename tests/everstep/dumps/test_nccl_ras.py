@@ -80,7 +80,7 @@ def test_equal_counts_name_nobody() -> None:
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b'{"communicators": 1}', b"{"])
 def test_what_is_no_report_is_told(data: bytes) -> None:
-    with pytest.raises(DumpError, match="no report of NCCL's RAS"):
+    with pytest.raises(DumpError, match="not a report of NCCL's RAS"):
         parse_ras("ras.json", data)
 
 
@@ -93,7 +93,7 @@ def test_a_report_that_lacks_something_is_told(communicators: list[Any]) -> None
 def test_without_a_communicator_of_all_ranks_nobody_can_be_named() -> None:
     """Rank 1 of the first pair is rank 5 of the job, which no communicator says."""
     pairs = [communicator(f"0x{of}", [process(0, of, 31), process(1, of + 1, 31 - (of == 4))]) for of in (4, 0, 2)]
-    with pytest.raises(DumpError, match="6 ranks and no communicator of all of them"):
+    with pytest.raises(DumpError, match="6 ranks but no communicator of all of them"):
         ras_evidence(parse_ras("ras.json", report(*pairs)))
 
 

@@ -25,8 +25,8 @@ def test_values_of_a_step_that_are_logged_one_by_one_are_one_report(job: Job) ->
     job.start(1)
     tap = Tap(everstep.join(), LOSS, GRAD_NORM)
     for step in range(2):
-        tap.take({"Train/Loss": torch.tensor(step + 1.0), "lr": 0.1}, step)
-        tap.take({"grad_norm": 0.5, "histogram": [1, 2, 3]}, step)
+        tap.record({"Train/Loss": torch.tensor(step + 1.0), "lr": 0.1}, step)
+        tap.record({"grad_norm": 0.5, "histogram": [1, 2, 3]}, step)
     assert reported(job) == [(0, 1.0, 0.5, 3)], "the second may not be all there yet"
     tap.close()
     assert reported(job) == [(0, 1.0, 0.5, 3), (1, 2.0, 0.5, 3)]
@@ -37,9 +37,9 @@ def test_within_a_loop_of_ours_its_number_counts_and_else_they_are_counted(job: 
     run = everstep.join()
     tap = Tap(run, LOSS, GRAD_NORM)
     for _ in run.steps(2):
-        tap.take({"loss": 1.0}, 4711)
+        tap.record({"loss": 1.0}, 4711)
     for _ in range(2):
-        tap.take({"loss": 2.0}, None)
+        tap.record({"loss": 2.0}, None)
     tap.close()
     assert [record.step for record in job.records] == [0, 1, 2, 3]
 
@@ -50,7 +50,7 @@ def test_who_reports_by_himself_is_not_told_twice(job: Job) -> None:
     tap = Tap(run, LOSS, GRAD_NORM)
     for step in range(3):
         run.report(step, loss=1.0)
-        tap.take({"loss": 9.0}, step)
+        tap.record({"loss": 9.0}, step)
     tap.close()
     assert [record.loss for record in job.records] == [1.0, 1.0, 1.0]
 
@@ -58,9 +58,9 @@ def test_who_reports_by_himself_is_not_told_twice(job: Job) -> None:
 def test_a_nan_is_reported_as_one_and_what_is_no_number_is_not(job: Job) -> None:
     job.start(1)
     tap = Tap(everstep.join(), ["ce"], [])
-    tap.take({"ce": math.nan, "loss": 1.0}, 0)
-    tap.take({"ce": "a picture"}, 1)
-    tap.take({"ce": torch.ones(3)}, 2)
+    tap.record({"ce": math.nan, "loss": 1.0}, 0)
+    tap.record({"ce": "a picture"}, 1)
+    tap.record({"ce": torch.ones(3)}, 2)
     tap.close()
     assert [(record.step, record.given, math.isnan(record.loss)) for record in job.records] == [(0, 1, True)]
     with pytest.raises(ConfigError, match="lists of names"):
@@ -69,7 +69,7 @@ def test_a_nan_is_reported_as_one_and_what_is_no_number_is_not(job: Job) -> None
 
 def test_outside_everstep_nothing_happens() -> None:
     tap = Tap(everstep.join(), LOSS, GRAD_NORM)
-    tap.take({"loss": 1.0}, 0)
+    tap.record({"loss": 1.0}, 0)
     tap.close()
 
 

@@ -114,13 +114,13 @@ class RecordingCuda:
         """The current device's stream of the script."""
         return RecordingStream(self, "main", self.current_device())
 
-    def copy(self, places: list[Tensor], sources: list[Tensor], stream: RecordingStream) -> None:
+    def copy(self, targets: list[Tensor], sources: list[Tensor], stream: RecordingStream) -> None:
         """Copy at once."""
         assert stream.device == self.current_device()
         self.note(f"copy on {stream.name}")
         self.launch()
         with torch.no_grad():
-            torch._foreach_copy_(places, sources)
+            torch._foreach_copy_(targets, sources)
 
     def wait(self, stream: RecordingStream) -> None:
         """Written down."""

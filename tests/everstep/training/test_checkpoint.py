@@ -222,7 +222,7 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
         parameter.sum().backward()  # type: ignore[no-untyped-call]
     fresh_optimizer.step()
     assert held(shm / "c")[0].valid
-    with pytest.raises(CheckpointError, match=r"on the mesh \('dp', 'tp'\) of ranks \[0\], which no given model"):
+    with pytest.raises(CheckpointError, match=r"on the mesh \('dp', 'tp'\) of ranks \[0\], which no model"):
         Checkpoint({"model": Holder(0), "optimizer": Holder(0)}, SlotFile(shm / "c")).restore(2)
 
 
@@ -338,7 +338,7 @@ class Custom:
 def test_what_cannot_be_saved_is_refused_by_name(shm: Path, value: Any) -> None:
     checkpoint = Checkpoint({"a": Holder(1)}, SlotFile(shm / "c"))
     checkpoint.save(1)
-    with pytest.raises(CheckpointError, match="a state dict holds"):
+    with pytest.raises(CheckpointError, match="a state dict has"):
         Checkpoint({"a": Holder({"deep": [value]})}, SlotFile(shm / "c")).save(2)
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1]
 
@@ -358,14 +358,14 @@ def test_a_step_inside_that_is_not_the_label_is_refused(shm: Path) -> None:
     base = mislabelled.begin(payload.structure, len(payload.tensors))
     ctypes.memmove(base, payload.tensors.tobytes(), len(payload.tensors))
     mislabelled.commit(5)
-    with pytest.raises(CorruptCheckpoint, match="labelled as the state after step 5 says it is the one after step 4"):
+    with pytest.raises(CorruptCheckpoint, match="labelled with step 5 is that after step 4"):
         Checkpoint({"a": Holder(0)}, mislabelled).restore(5)
 
 
 def test_a_damaged_slot_and_other_names_and_shapes_are_explained(shm: Path) -> None:
     path = shm / "c"
     Checkpoint({"model": nn.Linear(2, 3)}, SlotFile(path)).save(4)
-    with pytest.raises(CheckpointError, match="the checkpoint holds model, the script gives net"):
+    with pytest.raises(CheckpointError, match="the checkpoint has model, but the script names net"):
         Checkpoint({"net": nn.Linear(2, 3)}, SlotFile(path)).restore(4)
     with pytest.raises(
         CheckpointError, match=r"the saved state of 'model' does not fit the script's Linear: [^$]*size mismatch"

@@ -52,5 +52,5 @@ def test_without_models_nothing_is_known(start_rank: StartRank) -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_a_figure_that_cannot_be_is_refused(start_rank: StartRank, value: float) -> None:
     start_rank()
-    with pytest.raises(ConfigError, match="is no number above 0"):
+    with pytest.raises(ConfigError, match="must be above 0"):
         everstep.join(flops_per_token=value)

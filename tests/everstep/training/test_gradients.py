@@ -207,12 +207,12 @@ def test_a_run_that_went_on_without_gradients_it_uses_again_is_refused(
     second = make(again)
     second.restore(1)
     if how == "step":
-        with pytest.raises(CheckpointError, match="the state after step 1, from which this run went on, lacks grad"):
+        with pytest.raises(CheckpointError, match="the state after step 1, from which this run resumed, lacks grad"):
             again.optimizer.step()
         return
     second.save(2)
     again.backward(1)
-    with pytest.raises(CheckpointError, match="the state after step 1, from which this run went on, lacks grad"):
+    with pytest.raises(CheckpointError, match="the state after step 1, from which this run resumed, lacks grad"):
         second.save(3)
 
 

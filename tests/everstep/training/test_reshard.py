@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path, 3)
     (folder / "rank-1.json").rename(folder / "kept.json")
     message = refused(folder)
-    assert "is not whole, rank 1 of 3 is missing or damaged" in message and "rank-1.json cannot be read" in message
+    assert "is not complete, rank 1 of 3 is missing or damaged" in message and "rank-1.json cannot be read" in message
     (folder / "kept.json").rename(folder / "rank-1.json")
     os.truncate(folder / "rank-2.safetensors", 100)
     assert "rank 2 of 3" in refused(folder)
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_files_of_another_checkpoint_in_the_folder_are_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path, 2)
     (folder / "rank-5.safetensors").write_bytes((folder / "rank-1.safetensors").read_bytes())
-    assert "holds rank-5.safetensors, which is not of this checkpoint" in refused(folder)
+    assert "has rank-5.safetensors, which does not belong" in refused(folder)
     (folder / "rank-5.safetensors").unlink()
     other = save_all(tmp_path / "other", wide(1, tp=2), {"tp": 2}, lambda *_: {"model": {}})
     for name in ("rank-1.json", "rank-1.safetensors"):
@@ -241,13 +241,13 @@ def test_a_hole_between_chunks_is_found(tmp_path: Path) -> None:
         return {"model": {"w": shard(whole, mesh, [Shard(0)])} if rank != 1 else {}}
 
     folder = save_all(tmp_path, wide(4), {"dp": 4}, tree)
-    assert "does not hold all of the tensor model.w" in refused(folder)
+    assert "does not have all of the tensor model.w" in refused(folder)
 
 
 def test_what_is_no_folder_of_a_step_is_named(tmp_path: Path) -> None:
-    assert "is no folder of a checkpoint" in refused(tmp_path)
+    assert "is not a folder of a checkpoint" in refused(tmp_path)
     (tmp_path / "step-000000001").mkdir()
-    assert "holds no checkpoint" in refused(tmp_path / "step-000000001")
+    assert "has no checkpoint" in refused(tmp_path / "step-000000001")
 
 
 def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     folder = save_all(tmp_path / "a", wide(2, tp=2), {"dp": 2, "tp": 2}, plain)
     message = refused(folder)
     assert "was saved with pp 1, dp 2, tp 2 and cannot be read with pp 1, dp 1, tp 1" in message
-    assert "model.w is no DTensor, and differs between ranks 0 and 1" in message
+    assert "model.w is not a DTensor, and differs between ranks 0 and 1" in message
 
     def staged(rank: int, _: DeviceMesh) -> Tree:
         return {"model": {f"stage{rank // 2}": torch.zeros(3)}}

@@ -97,7 +97,7 @@ def test_what_it_saved_itself_comes_first(start_rank: StartRank, shm: Path, old:
 def test_a_script_with_other_parts_is_told(start_rank: StartRank, old: tuple[Training, Path]) -> None:
     start_rank()
     run = everstep.join()
-    with pytest.raises(CheckpointError, match="holds model, optimizer, the script gives model"):
+    with pytest.raises(CheckpointError, match="has model, optimizer, but the script names model"):
         next(iter(run.steps(9, run.checkpoint(model=Training(2).model))))
 
 
@@ -107,5 +107,5 @@ def test_a_folder_that_is_none_of_a_step_is_named(
     start_rank()
     monkeypatch.setenv(environment.RESHARD_FROM, str(tmp_path))
     run = everstep.join()
-    with pytest.raises(ConfigError, match=r"EVERSTEP_RESHARD_FROM is .* must be a folder of one step"):
+    with pytest.raises(ConfigError, match=r"EVERSTEP_RESHARD_FROM is .* must be the folder of one step"):
         next(iter(run.steps(9, run.checkpoint(model=Training(2).model))))

@@ -83,7 +83,7 @@ def test_a_slot_without_tensors() -> None:
 def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(module, "populate", lambda *_: go.wait(30))
-    monkeypatch.setattr(module, "WORTH", 1)
+    monkeypatch.setattr(module, "LEAST_RUN", 1)
     source = bytearray(index % 251 for index in range(100_000))
     ends: list[int] = []
     made: list[torch.Tensor] = []
@@ -108,7 +108,7 @@ def test_an_error_of_the_helping_thread_is_not_lost(monkeypatch: pytest.MonkeyPa
         raise MemoryError("no pages")
 
     monkeypatch.setattr(module, "populate", broken)
-    monkeypatch.setattr(module, "WORTH", 1)
+    monkeypatch.setattr(module, "LEAST_RUN", 1)
     copy = RestoreCopy(memoryview(bytearray(5000)), consume)
     copy.tensor(spec(0, 5000))
     copy.start()

@@ -56,7 +56,7 @@ def test_torchrun_s_environment_gives_the_place(monkeypatch: pytest.MonkeyPatch,
     assert (run.coordinate.tp, run.coordinate.pp, run.coordinate.dp) == (1, 1, 0)
     run = everstep.join(mesh={"dp_replicate": 2, "dp_shard": -1})
     assert (run.mesh_shape(), run.coordinate["dp_shard"], run.coordinate.dp) == ((2, 4), 1, 5)
-    with pytest.raises(TopologyError, match="mesh says all of it"):
+    with pytest.raises(TopologyError, match="give either mesh or those"):
         everstep.join(tp=2, mesh={"dp": 8})
     run = everstep.join(mesh={"dp_shard": 4, "tp": 2}, groups=["ep=4:dp_shard+tp"])
     assert run.topology.group(5, "ep") == (4, 5, 6, 7)
