@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -80,8 +79,11 @@ class Batch:
         self.moves.append((offset, address, size))
 
 
-class Copier(Protocol):
-    """Copies batches from one kind of memory."""
+class Copier:
+    """Copies batches from the host's memory at once, so that no other method has anything to do.
+
+    Copiers of other memory only queue the copies (``cuda_copier.DeviceCopier``).
+    """
 
     def enter_thread(self) -> None:
         """Prepare a thread other than the script's for the copier; that thread calls this first."""
@@ -90,7 +92,13 @@ class Copier(Protocol):
         """Make later copies wait for the work that this thread has queued on the device so far."""
 
     def copy(self, batch: Batch, address: int) -> None:
-        """Copy into the slot whose tensors are at an address, or queue the copy."""
+        """Copy into the slot whose tensors are at an address, or queue the copy; other threads run meanwhile."""
+        for offset, start, size in batch.moves:
+            ctypes.memmove(address + offset, start, size)
+        targets, sources = batch.pairs(address)
+        if sources:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
 
     def pause(self) -> None:
         """Make the work that this thread queues on the device from now on wait for the copies queued so far."""
@@ -100,34 +108,6 @@ class Copier(Protocol):
 
     def close(self) -> None:
         """Release all resources."""
-
-
-class HostCopier:
-    """Copies from the host's memory at once, so there is nothing to pause or to wait for."""
-
-    def enter_thread(self) -> None:
-        """Nothing to do."""
-
-    def follow(self) -> None:
-        """Nothing to do."""
-
-    def copy(self, batch: Batch, address: int) -> None:
-        """Copy; other threads run meanwhile."""
-        for offset, start, size in batch.moves:
-            ctypes.memmove(address + offset, start, size)
-        targets, sources = batch.pairs(address)
-        if sources:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
-
-    def pause(self) -> None:
-        """Nothing to do."""
-
-    def wait(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 def _view(address: int, like: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from everstep.training.copier import Batch
+from everstep.training.copier import Batch, Copier
 from everstep.training.cuda import Cuda
 
 
@@ -91,7 +91,7 @@ class PinnedMemory:
         return answers[0]
 
 
-class DeviceCopier:
+class DeviceCopier(Copier):
     """Copies from one GPU; the calling thread may have another current device.
 
     Args:

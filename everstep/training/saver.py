@@ -31,7 +31,7 @@ from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.system.bulk_threads import yield_the_core
 from everstep.training.codec import Encoded
-from everstep.training.copier import Copier, HostCopier
+from everstep.training.copier import Copier
 from everstep.training.copy_plan import HOST, CopyPlan, Pieces
 from everstep.training.cuda import Cuda, TorchCuda
 from everstep.training.layout import SlotLayout
@@ -329,7 +329,7 @@ class Saver:
     def _make_copiers(self, devices: set[str]) -> None:
         for device in devices - self._copiers.keys():
             if device == HOST:
-                self._copiers[device] = HostCopier()
+                self._copiers[device] = Copier()
             else:
                 from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
 

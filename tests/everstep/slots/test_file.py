@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,16 +22,9 @@ from everstep.slots import format, reader
 from everstep.slots.file import SlotFile
 from everstep.slots.format import CUT_SHORT, NEVER_USED, PAGE
 from everstep.slots.reader import held
+from tests.shm import shm_folder
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in shared memory."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    yield path
-    shutil.rmtree(path)
 
 
 def contents(step: int, size: int) -> bytes:
@@ -186,8 +177,7 @@ def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) 
 )
 def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[str, int]]) -> None:
     """Saves that end or are cut short anywhere: the newest slots - 1 committed steps are always there."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         path = folder / "c"
         file, committed, sizes = SlotFile(path, slots=slots), [], {}
         for step, (event, size) in enumerate(events):
@@ -204,15 +194,12 @@ def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[st
             assert valid_steps(path) >= set(committed[-(slots - 1) :])
             for kept in committed[-(slots - 1) :]:
                 assert bytes(file.load(kept).tensors) == contents(kept, sizes[kept])
-    finally:
-        shutil.rmtree(folder)
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         path = folder / "c"
         file = SlotFile(path, slots=2)
         size = data.draw(st.integers(1, 3 * PAGE))
@@ -235,15 +222,12 @@ def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
         with pytest.raises(CorruptCheckpoint):
             again.load(broken + 1)
         assert bytes(again.load(2 - broken).tensors) == contents(2 - broken, size)
-    finally:
-        shutil.rmtree(folder)
 
 
 @settings(max_examples=60)
 @given(length=st.integers(0, 40_000))
 def test_a_truncated_file_gives_reasons_and_keeps_whole_slots(length: int) -> None:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         path = folder / "c"
         file = SlotFile(path, slots=2)
         save(file, 1, 8000)
@@ -261,8 +245,6 @@ def test_a_truncated_file_gives_reasons_and_keeps_whole_slots(length: int) -> No
                 assert bytes(again.load(slot.completed_steps).tensors) == contents(slot.completed_steps, 8000)
         save(again, 3, 8000)  # and it can be written again, without SIGBUS
         assert 3 in valid_steps(path)
-    finally:
-        shutil.rmtree(folder)
 
 
 SAVER = """

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.slots.file import SlotFile
 from everstep.slots.footprint import footprint, refusal
+from tests.shm import shm_folder
 
 GB = 10**9
 
@@ -19,15 +16,12 @@ GB = 10**9
 @settings(max_examples=20)
 @given(size=st.integers(0, 5_000_000), slots=st.integers(2, 4))
 def test_a_file_takes_what_was_foretold(size: int, slots: int) -> None:
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         file = SlotFile(folder / "c", slots=slots)
         file.begin(b"", size)
         need = footprint((size + 63) // 64 * 64, 1, slots, 0)
         assert (need.own, need.backups, need.total) == ((folder / "c").stat().st_size, 0, need.own)
         file.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_backups_come_on_top() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -24,16 +22,9 @@ from everstep.slots.file import SlotFile
 from everstep.slots.format import PAGE
 from everstep.slots.reader import SlotReader, held
 from everstep.system.pages import READ, STRIDE, WRITE, populate
+from tests.shm import shm_folder
 
 NO_ROOM = r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in shared memory."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -132,7 +123,6 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
 )
 def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, events: list[tuple[str, int]]) -> None:
     """Nothing but the least needed slot is ever given up, and each slot is allocated before it counts."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
     full = False
     real = os.posix_fallocate
 
@@ -141,7 +131,7 @@ def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, e
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, offset, length)
 
-    try:
+    with shm_folder() as folder:
         path, sizes = folder / "c", {}
         file = SlotFile(path, slots=slots)
         with mock.patch.object(os, "posix_fallocate", fallocate):
@@ -164,8 +154,6 @@ def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, e
                     assert bytes(file.load(one).tensors) == bytes([one % 251]) * sizes[one]
         if sizes:
             assert allocated(path) >= sum(sizes[one] for one in kept)
-    finally:
-        shutil.rmtree(folder)
 
 
 WRITER = """

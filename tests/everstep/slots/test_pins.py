@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.slots.file import SlotFile
 from everstep.slots.format import Pin
 from everstep.slots.reader import SlotReader, held
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in shared memory."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    yield path
-    shutil.rmtree(path)
+from tests.shm import shm_folder
 
 
 def save(file: SlotFile, step: int, size: int = 100) -> None:
@@ -105,8 +94,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
 )
 def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events: list[tuple[Pin, int] | None]) -> None:
     """An event of None is a save; else a pin on the step so many back, 0: taken back."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         file, step = SlotFile(folder / "c", slots=slots), 1
         pins: dict[Pin, int] = {}
         save(file, step)
@@ -133,5 +121,3 @@ def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events:
                     pins.pop(why, None)
                     reader.unpin(why)
         reader.close()
-    finally:
-        shutil.rmtree(folder)

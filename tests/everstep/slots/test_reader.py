@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +16,7 @@ from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader, held
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in shared memory."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    yield path
-    shutil.rmtree(path)
+from tests.shm import shm_folder
 
 
 def contents(step: int, size: int) -> bytes:
@@ -110,8 +100,7 @@ def test_missing_and_foreign_files_are_told_apart(folder: Path) -> None:
 @given(st.lists(st.sampled_from(["read", "begin", "write", "commit", "grow"]), max_size=60), st.integers(1, 4000))
 def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: int) -> None:
     """A reader in the middle of a payload, a writer anywhere: what has the right checksum is what was saved."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    try:
+    with shm_folder() as folder:
         file, step, size = SlotFile(folder / "c", slots=2), 1, 6000
         saved = {1: contents(1, size)}
         save(file, 1, size)
@@ -142,8 +131,6 @@ def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: in
                 file.commit(step)
                 address = 0
         reader.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 WRITER = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause
+from tests.shm import shm_folder
 
 StartRank = Callable[..., ReportFile]
 
@@ -22,9 +21,8 @@ StartRank = Callable[..., ReportFile]
 @pytest.fixture
 def shm() -> Iterator[Path]:
     """A folder in shared memory."""
-    path = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="everstep-test-"))
-    yield path
-    shutil.rmtree(path)
+    with shm_folder() as path:
+        yield path
 
 
 @pytest.fixture

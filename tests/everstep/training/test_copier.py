@@ -10,7 +10,7 @@ import torch
 from everstep.slots.tensor_table import TensorSpec
 from everstep.training import copier as module
 from everstep.training.codec import encode
-from everstep.training.copier import Batch, HostCopier
+from everstep.training.copier import Batch, Copier
 
 
 def batch_of(*tensors: torch.Tensor, large: int = 1024) -> tuple[Batch, int]:
@@ -38,7 +38,7 @@ def test_every_kind_of_tensor_arrives(large: int) -> None:
     batch = Batch(encoded.tensors, encoded.layout.specs, large=large)
     for _ in range(2):  # into two slots
         room = ctypes.create_string_buffer(b"\xff" * encoded.layout.total_bytes)
-        HostCopier().copy(batch, ctypes.addressof(room))
+        Copier().copy(batch, ctypes.addressof(room))
         for tensor, spec in zip(tensors, encoded.layout.specs, strict=True):
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
             assert room.raw[spec.offset : spec.offset + spec.nbytes] == bytes(raw.tolist())
@@ -75,4 +75,4 @@ def test_places_are_remembered_until_the_file_moves() -> None:
 
 def test_an_empty_batch_copies_nothing() -> None:
     spec = TensorSpec("a", "float32", (0,), 0, 0, "cpu")
-    HostCopier().copy(Batch([torch.empty(0)], [spec], large=1), 0)
+    Copier().copy(Batch([torch.empty(0)], [spec], large=1), 0)
