@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from controlplane import text
-from everstep.base.text import listed
+from everstep.base.text import listed, signal_name
 from everstep.decisions.detect.rules import RULES
 from everstep.model.evidence import Classification, Evidence, RankExit
 from everstep.model.finding import MachineFinding
 from everstep.model.ladder import Rung
 from everstep.model.stage import NOT_CONFIRMED
-from everstep.system.signals import signal_name
 
 if TYPE_CHECKING:
     from activities.ledger.records import IncidentRecord

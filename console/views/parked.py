@@ -8,7 +8,6 @@ from contextlib import suppress
 from console.views.incident_report import how_it_ended, plain
 from controlplane import text
 from controlplane.client import Control
-from everstep.base.text import signal_name
 from everstep.decisions.blame.first_failure import first_failure
 from everstep.errors import EverstepError
 from everstep.model.eviction import Eviction, named

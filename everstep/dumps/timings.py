@@ -168,7 +168,9 @@ class TimingTable:
 
     def _numbers(self) -> dict[str, int]:
         """The size of each axis and the number of ranks, from the largest number in each column."""
-        sizes = {axis: self._largest(axis) + 1 for axis in ("rank", "dp", "stage", "tp") if axis in self.columns}
+        sizes: dict[str, int] = {
+            axis: self._largest(axis) + 1 for axis in ("rank", "dp", "stage", "tp") if axis in self.columns
+        }
         if prod(count for axis, count in sizes.items() if axis != "rank") > MOST_RANKS:
             raise DumpError(f"{self._name}: stage, dp and tp make more than {MOST_RANKS} ranks")
         return sizes

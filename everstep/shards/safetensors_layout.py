@@ -174,7 +174,7 @@ def _stored(entry: TensorEntry) -> tuple[str, int, int]:
             f"the tensor {entry.name} of {entry.dtype} {list(entry.shape)} has {entry.nbytes} bytes instead of "
             f"{nbytes}: this everstep cannot write it to disk"
         )
-    return (*stored[:1], 1, stored[1]) if stored else ("U8", width, 1)
+    return (stored[0], 1, stored[1]) if stored else ("U8", width, 1)
 
 
 def _head(fields: dict[str, Any]) -> bytes:

@@ -106,7 +106,7 @@ def test_it_goes_on_bit_for_bit_where_it_stood(job: Job, crash_at: int, options:
 
     assert losses == undisturbed
     assert resumed.global_step == alone.global_step == job.completed
-    place, whole = (made.callbacks[-1]._place.state_dict() for made in (resumed, full))
+    place, whole = (made.callbacks[-1]._position.state_dict() for made in (resumed, full))
     assert place["loops"] == whole["loops"] and place["epoch"] == whole["epoch"]
     ends = zip(again.state_dict().values(), model.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in ends)
@@ -146,7 +146,7 @@ def test_a_nan_is_reported(job: Job) -> None:
 
 def test_a_strategy_that_shards_in_its_own_way_is_refused(job: Job, tmp_path: Path) -> None:
     from everstep.errors import ConfigError
-    from everstep.integrations.lightning import ACROSS_PROCESSES, attach
+    from everstep.integrations.lightning import SHARDING, attach
 
     job.start(1)
     trainer, _ = training({})
@@ -154,7 +154,7 @@ def test_a_strategy_that_shards_in_its_own_way_is_refused(job: Job, tmp_path: Pa
     class FSDPStrategy(type(trainer.strategy)):  # type: ignore[misc]
         pass
 
-    assert FSDPStrategy.__name__ in ACROSS_PROCESSES
+    assert FSDPStrategy.__name__ in SHARDING
     trainer.strategy.__class__ = FSDPStrategy
     with pytest.raises(ConfigError, match="FSDPStrategy"):
         attach(trainer)
