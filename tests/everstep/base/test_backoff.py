@@ -1,4 +1,4 @@
-"""Waits before a further try."""
+"""The waits between repeated attempts."""
 
 from __future__ import annotations
 

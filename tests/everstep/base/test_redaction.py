@@ -1,4 +1,4 @@
-"""What looks like a secret, and is not shown."""
+"""Variables and texts that look like secrets are hidden."""
 
 from __future__ import annotations
 

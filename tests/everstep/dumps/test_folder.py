@@ -1,4 +1,4 @@
-"""Folders of dumps: whose each file is, what it is, and what changed between two samples."""
+"""Folders of dumps: the rank and the kind of each file, and progress between two samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD = json.dumps({"entries": [], "pg_config": {}}).encode()
 
 
 def ras(launched: int, late: int) -> bytes:
-    """Of a job of eight, in which one is one collective behind the others at that moment."""
+    """Two samples of a job of eight ranks, in which one rank is one collective behind the others."""
     ranks = [process(rank, rank, launched - (rank == late)) for rank in range(8)]
     return report(communicator("0xa", ranks))
 
@@ -57,7 +57,7 @@ def test_names_say_whose_a_file_is(tmp_path: Path) -> None:
 
 
 def test_processes_say_whose_a_process_is(tmp_path: Path) -> None:
-    """Also of one that could not be dumped."""
+    """A stopped process is known even if it could not be dumped."""
     (tmp_path / "dumps.txt").write_bytes(TEXT + TEXT.replace(b"20391", b"20392"))
     processes = [
         {"pid": 20391, "rank": 3},
@@ -142,7 +142,7 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
-    """One of them is of another run: by it a healthy rank would be behind the others."""
+    """One of the two records is of another run, and would make a healthy rank look late."""
     (tmp_path / "old").mkdir()
     for name in ("rank-2.json", "old/nccl_trace_rank_2"):
         (tmp_path / name).write_bytes(RECORD)
@@ -151,7 +151,7 @@ def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
 
 
 def test_a_running_job_that_ras_looked_at_is_not_hung(tmp_path: Path) -> None:
-    """Someone is always the last to launch a collective."""
+    """In a running job, some rank is always the last to launch a collective."""
     for look, launched, late in (("snapshot-1", 9, 5), ("snapshot-2", 1009, 3)):
         (tmp_path / look).mkdir()
         (tmp_path / look / "ras.json").write_bytes(ras(launched, late))

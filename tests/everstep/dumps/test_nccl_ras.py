@@ -1,4 +1,4 @@
-"""NCCL's RAS report: who launched fewer collectives, who is silent."""
+"""NCCL's RAS report: ranks that launched fewer collectives, and silent ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def judge(data: bytes) -> Any:
 
 
 def test_whoever_launched_fewer_is_named() -> None:
-    """Rank 5 is behind in the job's communicator, its tp peer waits for it in theirs."""
+    """Rank 5 is behind in the job's communicator, and its tp peer waits for it in their own."""
     world = [process(rank, rank, 9 if rank not in (4, 5) else 8) for rank in range(8)]
     pair = [process(0, 4, 31), process(1, 5, 30)]
 
@@ -65,7 +65,7 @@ def test_a_silent_process_is_named() -> None:
 
 
 def test_what_nccl_wrote_on_a_gpu_is_read() -> None:
-    """NCCL 2.28.9 on an H200, one rank after five all-reduces: alone in its communicator it counts none."""
+    """A report of NCCL 2.28.9 on an H200: a single rank counts no collectives in its communicator."""
     ranks, groups = ras_evidence(parse_ras("ras.json", (RECORDED / "nccl-ras-2.28.9.json").read_bytes()))
 
     group = "0x30a6db1285ad92f8 0xd0a24eabdfa7be8c:0x6498e6e5608549b7"
@@ -91,7 +91,7 @@ def test_a_report_that_lacks_something_is_told(communicators: list[Any]) -> None
 
 
 def test_without_a_communicator_of_all_ranks_nobody_can_be_named() -> None:
-    """Rank 1 of the first pair is rank 5 of the job, which no communicator says."""
+    """Rank 1 of the first pair is rank 5 of the job, but no communicator shows that."""
     pairs = [communicator(f"0x{of}", [process(0, of, 31), process(1, of + 1, 31 - (of == 4))]) for of in (4, 0, 2)]
     with pytest.raises(DumpError, match="6 ranks but no communicator of all of them"):
         ras_evidence(parse_ras("ras.json", report(*pairs)))

@@ -1,4 +1,4 @@
-"""Dumps of py-spy: text and JSON say the same, and what is no dump is told."""
+"""Dumps of py-spy: text and JSON give the same, and other files are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DUMP = [
 
 
 def compact(dump: Any) -> bytes:
-    """As py-spy writes it."""
+    """JSON as py-spy writes it."""
     return json.dumps(dump, separators=(",", ":")).encode()
 
 

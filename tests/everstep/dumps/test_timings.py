@@ -1,4 +1,4 @@
-"""Tables of times: columns by any of their names, and what is wrong with a row."""
+"""Tables of timings: the names of columns, and errors in rows."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def staged(stages: list[int]) -> str:
 
 @pytest.mark.parametrize("stages", [[0, 0, 1, 1], [0, 1, 0, 1]])
 def test_the_stages_of_a_table_tell_in_which_order_ranks_are_numbered(stages: list[int], tmp_path: Path) -> None:
-    """Else ranks of a heavy stage are compared with those of a light one, and look slow."""
+    """Otherwise ranks of a heavy stage would be compared with those of a light one, and look slow."""
     found = read_timings(table(tmp_path, staged(stages)))
     topology = found.topology()
     assert [topology.coordinate(rank).pp for rank in range(4)] == stages
@@ -116,7 +116,7 @@ def test_stages_that_are_not_those_of_the_sizes_are_told(
 
 
 def test_virtual_stages_say_nothing_of_the_order(tmp_path: Path) -> None:
-    """A rank has several of them."""
+    """A rank may have several virtual stages."""
     text = staged([0, 1]) + "1,0,2,f,1,1\n1,1,3,f,1,1\n"
     assert len(list(read_timings(table(tmp_path, text)).times(Topology.of(2, 1, pp=2)))) == 4
 

@@ -1,4 +1,4 @@
-"""A rank as everstep starts it, again and again, in this process."""
+"""A rank as everstep starts it, several times in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training with Lightning on 2 machines of 2 ranks, as a user has it; a drill runs it."""
+"""A training with Lightning on 2 machines with 2 ranks each, as a user writes it; a drill runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.integrations.lightning import attach
 
 
 class Small(lightning.LightningModule):  # type: ignore[misc]  # the library is not there where types are checked
-    """With dropout, so that random states count."""
+    """A model with dropout, so that random states matter."""
 
     def __init__(self) -> None:
         super().__init__()

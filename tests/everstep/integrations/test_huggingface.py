@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer goes on bit for bit; ``make integrations`` runs it in an environment that has the library."""
+"""Hugging Face's Trainer resumes bit for bit; ``make integrations`` runs this with the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ou
 
 
 def trainer(folder: Path, losses: dict[int, float], crash_at: int = -1, **options: Any) -> Any:
-    """A tiny GPT with dropout over 2 epochs of 10 batches in an order of their own."""
+    """A tiny GPT with dropout, trained for 2 epochs of 10 batches in random order."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     class Watch(TrainerCallback):  # type: ignore[misc]
@@ -93,7 +93,7 @@ def test_it_goes_on_bit_for_bit_where_it_stood(
 
 
 def test_a_nan_is_reported_though_the_trainer_hides_it(job: Job, tmp_path: Path) -> None:
-    """``logging_nan_inf_filter`` shows a mean of earlier losses instead."""
+    """``logging_nan_inf_filter`` would log a mean of earlier losses instead."""
     from everstep.integrations.huggingface import attach
 
     job.start(1)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer goes on bit for bit; ``make integrations`` runs it in an environment that has the library."""
+"""Lightning's Trainer resumes bit for bit; ``make integrations`` runs this with the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Losses = dict[int, float]
 
 
 def training(losses: Losses, crash_at: int = -1, *, manual: bool = False, **options: Any) -> tuple[Any, Any]:
-    """A trainer, and a tiny model with dropout over 2 epochs of 10 batches in an order of their own."""
+    """A trainer and a tiny model with dropout, for 2 epochs of 10 batches in random order."""
 
     class Tiny(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

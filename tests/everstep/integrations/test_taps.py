@@ -1,4 +1,4 @@
-"""What scripts log with wandb and TensorBoard is reported; ``make integrations`` has both."""
+"""Values that a script logs with wandb and TensorBoard are reported; ``make integrations`` has both libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an incident keeps of the answers of the rules of eviction."""
+"""The answers of the rules of eviction that an incident keeps."""
 
 from __future__ import annotations
 

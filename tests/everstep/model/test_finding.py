@@ -1,4 +1,4 @@
-"""Findings and what they say of a machine together."""
+"""Findings, and the verdict about a machine that they give together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of a job, as it is written and read again."""
+"""The sizes of a job are read as they were written."""
 
 from __future__ import annotations
 

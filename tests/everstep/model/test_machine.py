@@ -1,4 +1,4 @@
-"""Which machine runs which ranks."""
+"""The map between the machines and the ranks of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a later release writes is read: words that are new, and fields that are new."""
+"""Words and fields of a later release are read and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of recovery."""
+"""The settings of a recovery policy."""
 
 from __future__ import annotations
 

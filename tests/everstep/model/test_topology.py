@@ -1,4 +1,4 @@
-"""Laws of the map rank ↔ coordinate ↔ machine."""
+"""Properties of the map between ranks, coordinates and machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def short(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def meshes(draw: st.DrawFn) -> Topology:
-    """Any axes, and groups laid over some of them."""
+    """Sizes with any axes, and groups that are laid over some of them."""
     names = draw(st.permutations(["pp", "dp_replicate", "dp_shard", "cp", "tp", "my_axis"]))
     mesh = tuple((name, draw(st.integers(1, 3))) for name in names[: draw(st.integers(1, 5))])
     world = prod(size for _, size in mesh)

@@ -1,4 +1,4 @@
-"""Versions of code: what their id is made of, what a person may ask for, and what is shown of them."""
+"""Versions of code: their ids, requests of a person, and the hiding of secrets."""
 
 from __future__ import annotations
 

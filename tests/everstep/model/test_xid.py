@@ -1,4 +1,4 @@
-"""The table of Xids: what NVIDIA's sources say is in it, and all that read it agree."""
+"""The table of Xids agrees with NVIDIA's sources and with all its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a drill fire once, for real, and say so."""
+"""Each fault of a drill really happens, once, and is marked."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_exit_and_exception(tmp_path: Path) -> None:
 
 
 def test_faults_of_one_plan_have_marks_of_their_own(tmp_path: Path) -> None:
-    """Two faults of one id, each with its marks, as in a plan that is put together from others."""
+    """Two faults with the same id but different marks, as in a plan of several drills."""
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     path = tmp_path / "plan.json"
     given = [
@@ -155,7 +155,7 @@ def test_an_unknown_fault_and_an_unknown_exception_are_named(tmp_path: Path) -> 
 
 
 def meeting(path: Path, rank: int, monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[int]:
-    """The steps in which a process is poisoned."""
+    """The steps in which a process gets a NaN."""
     monkeypatch.setenv(environment.FAULTS, str(path))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""States of ranks in slots, to be written to disk."""
+"""States of ranks in slots, for tests that write them to disk."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def names(root: Path) -> list[str]:
 
 
 def rank_of_a_group(path: Path, seed: int) -> Slot:
-    """Parameters are those of the group, the random state is the rank's own."""
+    """A state with the parameters of the group and the random state of the rank."""
     own = random.Random(seed).randbytes(5056)
     tensors = [("model.w", "float32", (100, 100), floats(10_000)), ("everstep.rng.torch", "uint8", (5056,), own)]
     return Slot(path, tensors, seed=seed)

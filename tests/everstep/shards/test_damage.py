@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whatever is cut short, flipped or full, damage is never taken for a copy."""
+"""Checkpoints on disk: a damaged or incomplete file never counts as a copy."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_label_of_another_step_is_found(slot: Slot, tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file may grow beyond so many bytes, as on a full disk."""
+    """Limit the size of files, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what is written is what was saved, and others can read it."""
+"""Checkpoints on disk equal the saved state, and other libraries can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders of a job's checkpoints: which are kept, which go, which are set aside."""
+"""The folders of a job's checkpoints: which are kept, deleted or set aside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_is_whole_is_found_and_what_is_to_go_goes(
     going: set[int],
     others: int,
 ) -> None:
-    """Ranks of this machine first, then those of others that share the disk."""
+    """Write the ranks of this machine first, then those of other machines that share the disk."""
     root = tmp_path_factory.mktemp("root")
     for rank, steps in enumerate(written):
         for step in steps:
@@ -100,7 +100,7 @@ def test_an_abandoned_future_is_renamed_and_pruned_too(slots: dict[int, Slot], t
 
 
 def test_what_the_generation_itself_wrote_stays(slots: dict[int, Slot], tmp_path: Path) -> None:
-    """An agent that is restarted sets aside once more; and another one that shares the disk does it late."""
+    """A restarted agent, or a late agent that shares the disk, sets steps aside again."""
     for step in (10, 20):
         slots[step].write(tmp_path)  # by generation 3
     assert set_aside(tmp_path, "job", 10, 3) == []
@@ -117,7 +117,7 @@ def test_setting_the_same_step_aside_again_replaces_it(slots: dict[int, Slot], t
 def test_a_slower_machine_on_the_same_disk_deletes_nothing(
     slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It listed the folder before a faster one set it aside."""
+    """An agent listed the folder before a faster agent set it aside."""
     slots[20].write(tmp_path)
     listed = step_folders(tmp_path, "job")
     read = folders.manifests(listed[20])

@@ -1,4 +1,4 @@
-"""Checkpoint slots: whatever is cut short, truncated or flipped, a committed step stays or is known to be damaged."""
+"""Checkpoint slots: after any interruption or damage, a committed step is intact or known to be damaged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_slot_that_a_living_rank_saves_into_while_it_is_read_is_no_damage(
 
 
 def at_each_line(function: Callable[..., object], act: Callable[[], object], look: Callable[[], T]) -> list[T]:
-    """What ``look`` finds before each line of a function: what a kill there would leave."""
+    """The result of ``look`` before each line of a function, where a kill could interrupt it."""
     found: list[T] = []
     code = function.__code__
 
@@ -176,7 +176,7 @@ def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) 
     ),
 )
 def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[str, int]]) -> None:
-    """Saves that end or are cut short anywhere: the newest slots - 1 committed steps are always there."""
+    """The newest ``slots`` - 1 committed steps survive saves that end or are interrupted anywhere."""
     with shm_folder() as folder:
         path = folder / "c"
         file, committed, sizes = SlotFile(path, slots=slots), [], {}
@@ -264,7 +264,7 @@ for step in range(1, 10**9):
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_sigkill_in_the_middle_of_saves(folder: Path, attempt: int) -> None:
-    """A process that does nothing but save is killed: the newest step that it announced is there, whole."""
+    """A process is killed while it saves: the newest step that it announced is intact."""
     path = folder / "c"
     process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Memory of checkpoint files: had slot by slot, before anybody writes; a full file system costs no committed slot."""
+"""The memory of checkpoint files is allocated slot by slot, and a full file system costs no committed slot."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
     ),
 )
 def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, events: list[tuple[str, int]]) -> None:
-    """Nothing but the least needed slot is ever given up, and each slot is allocated before it counts."""
+    """Only the least needed slot is ever overwritten, and each slot is allocated before it counts."""
     full = False
     real = os.posix_fallocate
 
@@ -228,7 +228,7 @@ for step in range(1, 1_000_000):
 
 
 def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None:
-    """A kill just then would leave a header that looks damaged."""
+    """A kill at that moment would leave a header that looks damaged."""
     path = folder / "c"
     saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])
     try:

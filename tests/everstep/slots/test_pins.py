@@ -1,4 +1,4 @@
-"""Pins: the agent asks, the rank spares what it can and never waits."""
+"""Pins: the agent pins steps, and the rank keeps them if it can, without waiting."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     events=st.lists(st.none() | st.tuples(st.sampled_from(list(Pin)), st.integers(0, 4)), max_size=40),
 )
 def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events: list[tuple[Pin, int] | None]) -> None:
-    """An event of None is a save; else a pin on the step so many back, 0: taken back."""
+    """An event of None is a save; another event pins the step that many steps back, and 0 removes the pin."""
     with shm_folder() as folder:
         file, step = SlotFile(folder / "c", slots=slots), 1
         pins: dict[Pin, int] = {}

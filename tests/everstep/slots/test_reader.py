@@ -1,4 +1,4 @@
-"""Reading a file that is being written, and taking over what was read."""
+"""Reading a file while its rank writes, and receiving the copy of a slot."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_missing_and_foreign_files_are_told_apart(folder: Path) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["read", "begin", "write", "commit", "grow"]), max_size=60), st.integers(1, 4000))
 def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: int) -> None:
-    """A reader in the middle of a payload, a writer anywhere: what has the right checksum is what was saved."""
+    """A payload with the right checksum is the saved one, at whatever moment the writer interrupts the reader."""
     with shm_folder() as folder:
         file, step, size = SlotFile(folder / "c", slots=2), 1, 6000
         saved = {1: contents(1, size)}
@@ -149,7 +149,7 @@ for step in range(1, 10**9):
 
 
 def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
-    """Slots are overwritten all the time: what passes its checksum is one step's bytes, and nothing else passes."""
+    """While slots are overwritten, only the bytes of a single step pass the checksum."""
     path = folder / "c"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         try:
@@ -177,7 +177,7 @@ def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
 
 
 def receive(file: SlotFile, header: SlotHeader, payload: bytes) -> None:
-    """As the agent does it: bytes into place, checksum on the way."""
+    """Receive a slot as the agent does: copy the bytes and compute the checksum."""
     file.receive(header)[:] = payload
     file.commit_received(header, checksum(header, payload))
 

@@ -1,4 +1,4 @@
-"""The table in a slot's structure: read by anybody, damage named."""
+"""The table in a slot's structure is read back, and damage of it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What copies in bulk waits its turn; who gave it the work does not."""
+"""A thread that moves much data does not preempt other threads."""
 
 from __future__ import annotations
 

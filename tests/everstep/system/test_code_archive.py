@@ -1,4 +1,4 @@
-"""The digest of a snapshot, and archives that come from anywhere."""
+"""The digest of a snapshot, and damaged or hostile archives."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_damage_anywhere_is_noticed(at: float) -> None:
 
 
 def tarred(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """An archive as somebody else may write it."""
+    """An archive as another program may write it."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
         for entry, contents in entries:
@@ -128,7 +128,7 @@ def tarred(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    """Its header."""
+    """The header of an archive's entry."""
     made = tarfile.TarInfo(name)
     made.type, made.linkname = kind, link
     return made

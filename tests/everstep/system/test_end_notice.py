@@ -1,4 +1,4 @@
-"""A process that begins to end is told of by the kernel, however it ends."""
+"""The kernel's notice that a process begins to end, for each way in which it may end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which logs are meant, and how they are read."""
+"""The logs that a command line names, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory is to be had: of the machine, or what a cgroup leaves."""
+"""How much memory is available, on the machine and in its cgroups."""
 
 from __future__ import annotations
 

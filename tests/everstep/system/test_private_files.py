@@ -1,4 +1,4 @@
-"""Private folders: what is taken for one, and what is refused."""
+"""Which folders count as private, and which are refused."""
 
 from __future__ import annotations
 

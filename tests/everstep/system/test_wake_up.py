@@ -1,3 +1,5 @@
+"""A thread ends another thread's wait for a file."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +12,7 @@ from everstep.system.wake_up import WakeUp
 
 @pytest.fixture
 def silent() -> int:
-    """A file that nobody writes to."""
+    """A file to which nothing is written."""
     return os.eventfd(0)
 
 

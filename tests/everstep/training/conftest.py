@@ -1,4 +1,4 @@
-"""A rank's files and environment, as the agent makes them."""
+"""A rank's files and environment, as its agent makes them."""
 
 from __future__ import annotations
 

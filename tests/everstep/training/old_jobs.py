@@ -1,4 +1,4 @@
-"""Ranks of jobs of several sizes in one process: meshes are real, nothing is ever sent."""
+"""Acts as the ranks of jobs of several sizes in one process: the meshes are real, and nothing is sent."""
 
 from __future__ import annotations
 

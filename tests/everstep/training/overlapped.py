@@ -1,4 +1,4 @@
-"""A training whose saves overlap it, and a way to hold its copying thread."""
+"""A training whose saves overlap it, and a way to stop its copying thread."""
 
 from __future__ import annotations
 

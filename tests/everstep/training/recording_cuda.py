@@ -28,13 +28,13 @@ class Call:
 
     what: str
     device: int
-    """The thread's current one."""
+    """The thread's current device."""
     thread: str
     """Name of the thread."""
 
 
 class RecordingStream:
-    """A stream that has nothing to do, for all is done at once."""
+    """A stream without work, since the fake does all work at once."""
 
     def __init__(self, cuda: RecordingCuda, name: str, device: int) -> None:
         self.name, self.device = name, device
@@ -50,7 +50,7 @@ class RecordingStream:
 
 
 class RecordingCuda:
-    """CUDA as a log of what it was told."""
+    """A fake of CUDA that records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

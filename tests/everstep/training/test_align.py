@@ -1,4 +1,4 @@
-"""When a rank waits at the end of a step, and when it goes on."""
+"""When a rank waits at the end of a step, and when it resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States to slots and back, bit for bit."""
+"""States are saved to slots and restored, bit for bit."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
 
 
 class Keeping(nn.Linear):
-    """A module that keeps, beside its parameters, a tensor that it is given."""
+    """A module that keeps a tensor beside its parameters."""
 
     extra = torch.arange(3.0)
 
@@ -258,7 +258,7 @@ def test_nobody_is_given_the_memory_of_the_slot(shm: Path) -> None:
 
 
 class Observer(nn.Linear):
-    """Makes what it is given its own buffer, as torch's HistogramObserver does."""
+    """Makes a loaded tensor its own buffer, as torch's HistogramObserver does."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)
@@ -280,7 +280,7 @@ def test_a_part_of_a_model_that_keeps_what_it_loads_does_not_get_the_slot(shm: P
 
 
 def exchange(_: Any, state_dict: Any, prefix: str, *more: Any) -> None:
-    """For saving and loading: two tensors under each other's names."""
+    """Saves and loads two tensors under each other's names."""
     one, other = f"{prefix}0.weight", f"{prefix}1.weight"
     state_dict[one], state_dict[other] = state_dict[other], state_dict[one]
 
@@ -329,7 +329,7 @@ def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int,
 
 
 class Custom:
-    """Not a value of a state dict."""
+    """A type that a state dict must not have."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the structure of a slot may hold, and what its table says."""
+"""The types that the structure of a slot may contain, and the contents of its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors to places in a slot."""
+"""Tensors are copied to their offsets in a slot."""
 
 from __future__ import annotations
 

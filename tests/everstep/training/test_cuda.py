@@ -1,4 +1,4 @@
-"""What everstep relies on CUDA for: the same tests for the fake, and for the last device of a machine that has some."""
+"""The rules of CUDA on which everstep relies: the same tests for the fake and for a machine's last device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.everstep.training.recording_cuda import RecordingCuda
 
 
 class Platform(Protocol):
-    """A device, and what a test has to see of it."""
+    """A device, and what a test reads from it."""
 
     cuda: Cuda
     device: torch.device
@@ -55,7 +55,7 @@ class Fake:
 
 
 class Real:
-    """The last device."""
+    """The last device of this machine."""
 
     def __init__(self) -> None:
         self.cuda = TorchCuda()
@@ -73,7 +73,7 @@ PLATFORMS: list[type[Fake] | type[Real]] = [Fake, *([Real] if torch.cuda.is_avai
 
 @pytest.fixture(params=PLATFORMS)
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    """One after the other; the fake's tensors lie in the host's memory and say that they are the device's."""
+    """Copy one after the other; the fake's tensors are in the host's memory and report the device as theirs."""
     if request.param is Fake:
         monkeypatch.setattr(copy_plan, "_device", lambda _: "cuda:1")
         monkeypatch.setattr(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
@@ -81,12 +81,12 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def there(platform: Platform, *tensors: Tensor) -> list[Tensor]:
-    """Tensors on the device, or what stands for them."""
+    """Tensors on the device, or the fake's tensors."""
     return [tensor.to(platform.device) if isinstance(platform, Real) else tensor for tensor in tensors]
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
-    """Run in a new thread, whose current device is the first one."""
+    """Run a function in a new thread, whose current device is the first device."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -196,7 +196,7 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
 def test_optimizer_state_comes_back_to_the_rank_s_device(
     shm: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], current: int
 ) -> None:
-    """A script that names its device in every call, and sets none."""
+    """A script that names its device in each call, without setting a current device."""
     cuda, seen = RecordingCuda(), []
 
     def decoding(*given: Any, **more: Any) -> Any:
@@ -214,7 +214,7 @@ def test_optimizer_state_comes_back_to_the_rank_s_device(
 
 
 def test_generators_of_all_devices_in_use_are_saved_and_restored(platform: Platform, shm: Path) -> None:
-    """A script that names its device in every call, and sets none: the current one is another."""
+    """A script that names its device in each call has another current device."""
     platform.launch()
     device = platform.device.index
     checkpoint = Checkpoint({}, SlotFile(shm / "c"), cuda=platform.cuda)

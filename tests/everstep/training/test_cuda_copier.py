@@ -1,4 +1,4 @@
-"""Copies from a GPU, as far as they can be looked at without one: in which order streams wait for what."""
+"""The order in which copies from a GPU and the script's work wait for each other, on a fake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 1)
 
 @pytest.fixture
 def cuda() -> RecordingCuda:
-    """CUDA as a log of what it was told; copies happen at once."""
+    """A fake of CUDA that records the calls; copies happen at once."""
     return RecordingCuda()
 
 

@@ -1,4 +1,4 @@
-"""What a report takes for a number."""
+"""The values that a report accepts, and numbers that are copied from a GPU."""
 
 from __future__ import annotations
 

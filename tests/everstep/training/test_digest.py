@@ -1,4 +1,4 @@
-"""A digest says whether two states are equal bit for bit."""
+"""Two states have equal digests if they are equal bit for bit."""
 
 from __future__ import annotations
 

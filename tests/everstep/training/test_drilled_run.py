@@ -1,4 +1,4 @@
-"""A fault of a drill acts at the point of a step for which it is planned, and a rank without faults has a plain run."""
+"""A fault of a drill acts at its planned point of a step, and a rank without faults has a plain run."""
 
 from __future__ import annotations
 

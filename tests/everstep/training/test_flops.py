@@ -1,4 +1,4 @@
-"""What a token costs, as given or by the parameters, and the peaks of GPUs by their names."""
+"""The cost of a token, from the script or from the parameters, and the peaks of GPUs by name."""
 
 from __future__ import annotations
 

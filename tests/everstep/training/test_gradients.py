@@ -1,4 +1,4 @@
-"""Gradients that live across bodies are part of the state; used ones are left out as long as that is right."""
+"""Gradients that a later step uses are part of the state; used gradients are left out while that is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state will take, and the refusal to begin without room for it."""
+"""The estimated size of a state, and the error if there is no room for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be copied while training goes on, and how a change in between is noticed."""
+"""Which tensors may be copied while training continues, and how a change to them is noticed."""
 
 from __future__ import annotations
 

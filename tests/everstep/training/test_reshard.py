@@ -1,4 +1,4 @@
-"""A checkpoint of other sizes: every rank gets its part of what was saved, bit for bit, or a clear no."""
+"""A checkpoint with other sizes: each rank gets its part of the state bit for bit, or an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide(dp: int, tp: int = 1, pp: int = 1) -> Topology:
 
 
 def read(folder: Path, rank: int, topology: Topology, mesh: DeviceMesh) -> Tree:
-    """What a rank whose model lies on a mesh reads."""
+    """The state that a rank reads whose model is on a mesh."""
     model = on_mesh((4,), torch.float32, mesh, [Replicate()] * mesh.ndim)
     step, tree = read_resharded(folder, topology, rank, meshes_of([model]))
     assert step == tree["everstep.step"] == STEP
@@ -106,7 +106,7 @@ def over_tensor_parallelism(whole: Tensor, mesh: DeviceMesh) -> DTensor:
 
 @pytest.mark.parametrize(("old", "new"), [((4, 2), (2, 2)), ((2, 2), (4, 2)), ((2, 2), (2, 4)), ((2, 4), (4, 1))])
 def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], new: tuple[int, int]) -> None:
-    """tp may change too: all is DTensors, or equal on all ranks."""
+    """tp may change too, since all tensors are DTensors or equal on all ranks."""
     whole = whole_tensor(0, (16, 3), torch.float32)
 
     def sizes(shape: tuple[int, int]) -> dict[str, int]:
@@ -306,7 +306,7 @@ def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> No
 def test_a_rank_takes_over_from_one_at_the_same_place(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str, alike: bool
 ) -> None:
-    """Where there is none, states that differ are not taken for each other."""
+    """Without a source at the same coordinate, states that differ are refused."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse(new)
     before.topology, before.folder = Topology.parse(old), Path("step-000000001")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "an expert is no DTensor")
@@ -324,7 +324,7 @@ def test_a_rank_takes_over_from_one_at_the_same_place(
 
 
 def test_ranks_go_on_with_the_random_numbers_of_one_rank_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where states are interchangeable and places are not, ranks that share a source are told apart by their number."""
+    """If only the states are interchangeable, ranks with the same source get different generators."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard")
     before.topology = Topology.parse("4,1,dp_replicate=2,dp_shard=2")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "")

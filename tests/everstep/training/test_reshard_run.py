@@ -1,4 +1,4 @@
-"""A job of one rank that starts from what a job of two ranks left on disk."""
+"""A job of one rank that starts from the checkpoint of a job of two ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is filled from a slot by two threads."""
+"""Two threads copy tensors from a slot into private memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves that overlap training: what is committed is what was there, and nothing waits that need not."""
+"""Saves that overlap training commit only unchanged states, and delay training only where they must."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ EVENTS = [
 @pytest.mark.filterwarnings("ignore:everstep. gradients that optimizer.step.. had used:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step:UserWarning")
 def test_what_is_committed_is_what_was_there(bodies: list[list[str]], microseconds: int) -> None:
-    """Whatever bodies do: gradients accumulate, steps are skipped, somebody changes parameters where he must not."""
+    """A committed state is correct even if gradients accumulate, steps are skipped or parameters change too early."""
 
     class Slow(Pause):
         def meet(self, _completed_steps: int) -> None:

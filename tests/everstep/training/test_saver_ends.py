@@ -1,4 +1,4 @@
-"""Saves that overlap training, when training ends: by itself, by an error, by a kill."""
+"""Saves that overlap training, when training ends by itself, by an error or by a kill."""
 
 from __future__ import annotations
 

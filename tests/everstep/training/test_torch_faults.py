@@ -1,4 +1,4 @@
-"""A NaN of a drill is made in a forward pass, once, and goes where a real one goes."""
+"""A drill makes a NaN once, in a forward pass, and it spreads as a real one does."""
 
 from __future__ import annotations
 
