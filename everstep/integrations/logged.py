@@ -52,8 +52,9 @@ class Tap:
         """Record logged values; values other than loss and gradient norm are ignored.
 
         Args:
-            values: Name → value. step: The script's number of the step; None: the logged losses are counted. Within
-            ``run.steps``, the step of ``run.steps`` is used instead.
+            values: Name → value.
+            step: The script's number of the step; None: the logged losses are counted. Within ``run.steps``, its own
+                number of the step is used instead.
         """
         if not self._run.active or self._run.reported != self._own:
             return

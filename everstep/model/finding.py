@@ -107,7 +107,7 @@ class Finding(Model):
     since_ns: int = 0
     """When it was seen first, nanoseconds of the machine's clock."""
     last_ns: int = 0
-    """When it happened last, likewise; 0: it happened once, or it is a state that lasts."""
+    """When it happened last, nanoseconds of the machine's clock; 0: it happened once, or is a lasting state."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -125,7 +125,7 @@ class JobState(BaseModel):
     run: str = ""
     """Id of the run, the same across continue-as-new (``everstep.model.run_id``)."""
     origin_runs: list[str] = Field(default_factory=list)
-    """Ids of the earlier runs from whose copies it was started; empty: there are none, or they are not known."""
+    """Ids of the earlier runs from whose copies it was started; empty: none, or not known."""
     earlier: EarlierRun = Field(default_factory=EarlierRun)
     """The last run of the name, if the job has to start from its copies."""
     generation: int = 0

@@ -22,14 +22,14 @@ def pool_workflow_id(task_queue: str) -> str:
 
 
 class PoolPlace(Words):
-    """The place of a machine in the pool."""
+    """The status of a machine in the pool."""
 
     ACTIVE = "active"
     """A job has leased it."""
     STANDBY = "standby"
     """It is checked and kept for replacement."""
     FREE = "free"
-    """No job has leased it, and it is no standby: jobs that start can lease it."""
+    """No job has leased it, and it is not kept as a standby: jobs that start can lease it."""
     PROVISIONING = "provisioning"
     """It is new in the list of the cluster and was not inspected yet: until then it replaces no machine."""
     CORDONED = "cordoned"

@@ -26,7 +26,7 @@ class RunEnd(Words):
     NOT_FINITE = "not finite"
     """A loss or a gradient norm was NaN or infinite."""
     UNABLE = "unable"
-    """The trial could not be run, for a reason that says nothing about its machines."""
+    """The trial could not be run, for a reason that does not concern its machines."""
 
 
 class GroupRun(Model):

@@ -68,7 +68,7 @@ class SlowResult(Model):
     machines: list[str] = Field(default_factory=list)
     """Machines to evict; empty unless the conclusion is a machine."""
     suspects: list[str] = Field(default_factory=list)
-    """Machines that were flagged most often, whatever the conclusion."""
+    """Machines that were flagged most often, also if the conclusion is not a machine."""
     ranks: list[int] = Field(default_factory=list)
     """Outliers on these machines."""
     flags: int = 0

@@ -26,7 +26,7 @@ class Stage(Words):
     FIND = "find"
     """Disks and remote storage are asked for copies."""
     EVICT = "evict"
-    """Machines that are at fault, or gone, leave the job, and standbys take their places."""
+    """Machines that are faulty or gone leave the job, and standbys replace them."""
     DECIDE = "decide"
     DIAGNOSE = "diagnose"
     """The machines of the stopped job are tested."""

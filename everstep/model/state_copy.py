@@ -69,7 +69,7 @@ class CopyToRestore(Model):
     tier: Tier
     machine: str
     saved_ns: int = 0
-    """When the rank saved it, which tells two saves of the same step apart; 0: any."""
+    """When the rank saved it, which distinguishes two saves of the same step; 0: any save."""
 
     @property
     def key(self) -> CopyKey:

@@ -25,9 +25,9 @@ class Urgency(Words):
     """When an update is applied (ByteRobust, section 6.1)."""
 
     LAZY = "lazy"
-    """With the next recovery, whatever causes it; forced at the end of its window."""
+    """It is applied with the next recovery, or at the latest at the end of its window."""
     URGENT = "urgent"
-    """Now, at the end of a step."""
+    """It is applied now, at the end of a step."""
 
 
 class VersionStatus(Words):

@@ -22,9 +22,7 @@ _TORCH = (
 BEGINNINGS = _PYTHON + _LIBRARIES + _TORCH
 """Beginnings of the names of such variables."""
 
-NAMES = frozenset(
-    ("CI", "CXX", "LOGLEVEL", "HOME", "TMPDIR", "TEMP", "TMP", "USER", "USERNAME", "LOGNAME", "LNAME")  # whole names
-)
+NAMES = frozenset(("CI", "CXX", "LOGLEVEL", "HOME", "TMPDIR", "TEMP", "TMP", "USER", "USERNAME", "LOGNAME", "LNAME"))
 """Complete names of such variables. Torch and the standard library make paths and names from them, once."""
 
 BY_THE_RANK = frozenset({"OMP_NUM_THREADS", "TORCH_CUDA_SANITIZER"})

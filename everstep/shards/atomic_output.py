@@ -18,7 +18,7 @@ from everstep.errors import CheckpointError
 WRITING = ".writing"
 """End of the names of incomplete files, which readers of checkpoints ignore."""
 FLUSH_BYTES = 64 << 20
-"""Written data is flushed to the disk, and dropped from the page cache, after each so many bytes. So the files that
+"""After this many bytes, written data is flushed to the disk and dropped from the page cache. So the files that
 training reads stay in memory, and the end of a large file does not take long."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CANNOT_RESERVE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}

@@ -1,11 +1,11 @@
-"""The one reader of /proc: the processes of this computer, and what its kernel says about itself.
+"""Reads /proc: the processes of this computer, and the state of its kernel. All other modules use this one.
 
-psutil is used where it is as good: for addresses and speeds of network interfaces, and for connections. Here it is not.
-It names a process by its start in seconds of the wall clock, which is no identity once the clock is set. It takes three
-times as long to list all processes, and 20 ms to be imported, which a fork server would spend between a loss and the
-next launch. It reads names and environments as text, and no other folder than /proc, which tests of inspections need.
+psutil is used only for network interfaces and connections; for processes it has disadvantages. It identifies a process
+by its start in seconds of the wall clock, which is wrong after the clock is set. It takes three times as long to list
+all processes. Its import takes 20 ms, by which a fork server would delay a launch. It reads names and environments as
+text. It reads only /proc, while tests of inspections need another folder.
 
-What depends on the computer and not on one process has the folder as an argument.
+Functions about the computer, rather than about one process, have the folder as an argument.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class WakeUp:
                 os.eventfd_write(self._file, 1)
 
     def close(self) -> None:
-        """Close it; no thread waits any more."""
+        """Close the descriptor, once no thread waits."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)

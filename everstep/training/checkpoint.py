@@ -54,10 +54,10 @@ class Checkpoint:
     For a resume that is equal bit for bit:
 
     * Call ``iter(loader)`` before the loop over ``Run.steps``, which restores the state when it is entered. A
-    DataLoader draws its base seed from torch's generator, and must do so before the restore. * Save the position in the
-    data: name an object with the sampler's state, or choose the batch by the step number. * Pass a ``warm_up`` to
-    ``Run.steps`` if the script uses DDP with three ranks or more: from its second iteration on, DDP adds gradients in
-    another order.
+      DataLoader draws its base seed from torch's generator, and must do so before the restore.
+    * Save the position in the data: name an object with the sampler's state, or choose the batch by the step number.
+    * Pass a ``warm_up`` to ``Run.steps`` if the script uses DDP with three ranks or more: from its second iteration on,
+      DDP adds gradients in another order.
 
     FSDP2 and tensor parallel modules have DTensors, whose local shards are saved. Modules that gather tensors in
     ``state_dict``, as FSDP1 does, work but are slow.
