@@ -22,23 +22,10 @@ from everstep.slots import format, reader
 from everstep.slots.file import SlotFile
 from everstep.slots.format import CUT_SHORT, NEVER_USED, PAGE
 from everstep.slots.reader import held
+from tests.everstep.slots.saved import contents, save, valid_steps
 from tests.shm import shm_folder
 
 T = TypeVar("T")
-
-
-def contents(step: int, size: int) -> bytes:
-    return bytes((step * 31 + index) % 251 for index in range(size))
-
-
-def save(file: SlotFile, step: int, size: int, structure: bytes = b"") -> None:
-    address = file.begin(structure or b"structure of %d" % step, size)
-    ctypes.memmove(address, contents(step, size), size)
-    file.commit(step)
-
-
-def valid_steps(path: Path) -> set[int]:
-    return {slot.completed_steps for slot in held(path) if slot.valid}
 
 
 def test_missing_file_holds_nothing(folder: Path) -> None:
@@ -90,7 +77,7 @@ def test_a_kill_between_two_writes_of_a_header_leaves_the_slot_empty_or_whole(fo
     save(file, 2, 10_000)
     file.generation = 7
     ctypes.memmove(file.begin(b"structure of 3", 9_000), contents(3, 9_000), 9_000)
-    assert valid_steps(folder / "c") == {2}, "what is written over counts no more, before a byte of it is written"
+    assert valid_steps(folder / "c") == [2], "what is written over counts no more, before a byte of it is written"
 
     seen = at_each_line(SlotFile._write_header, lambda: file.commit(3), lambda: held(folder / "c"))
 
@@ -122,7 +109,7 @@ def test_growth_keeps_committed_slots(folder: Path) -> None:
     before = file.mapping
     save(file, 3, 3_000_000)
     assert file.mapping == before + 1
-    assert valid_steps(folder / "c") == {2, 3}
+    assert valid_steps(folder / "c") == [2, 3]
     assert bytes(file.load(2).tensors) == contents(2, 100)
     assert [path.name for path in folder.iterdir()] == ["c"]
 
@@ -132,10 +119,10 @@ def test_a_full_file_system_is_an_error_with_numbers(folder: Path) -> None:
     save(file, 4, 1000)
     with pytest.raises(CheckpointError, match=r"no room for a checkpoint file of [\d.]+ GB in .*: [\d.]+ GB are free"):
         file.begin(b"", 1 << 44)
-    assert valid_steps(folder / "c") == {4}
+    assert valid_steps(folder / "c") == [4]
     assert [path.name for path in folder.iterdir()] == ["c"]
     save(file, 5, 1000)
-    assert valid_steps(folder / "c") == {4, 5}
+    assert valid_steps(folder / "c") == [4, 5]
 
 
 def test_resuming_forgets_the_abandoned_future(folder: Path) -> None:
@@ -143,9 +130,9 @@ def test_resuming_forgets_the_abandoned_future(folder: Path) -> None:
     for step in (10, 11, 12):
         save(file, step, 100)
     file.discard_after(11)
-    assert valid_steps(folder / "c") == {10, 11}
+    assert valid_steps(folder / "c") == [10, 11]
     save(file, 12, 100)
-    assert valid_steps(folder / "c") == {10, 11, 12}
+    assert valid_steps(folder / "c") == [10, 11, 12]
 
 
 def test_close_gives_the_mapping_back(folder: Path) -> None:
@@ -154,7 +141,7 @@ def test_close_gives_the_mapping_back(folder: Path) -> None:
     assert str(folder / "c") in Path("/proc/self/maps").read_text()
     file.close()
     assert str(folder / "c") not in Path("/proc/self/maps").read_text()
-    assert valid_steps(folder / "c") == {1}
+    assert valid_steps(folder / "c") == [1]
 
 
 def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) -> None:
@@ -164,7 +151,7 @@ def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) 
     with pytest.raises(CorruptCheckpoint, match="not a checkpoint file"):
         file.load(1)
     save(file, 1, 10)
-    assert valid_steps(folder / "c") == {1}
+    assert valid_steps(folder / "c") == [1]
 
 
 @settings(max_examples=60)
@@ -191,7 +178,7 @@ def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[st
             if event != "save":
                 file = SlotFile(path, slots=slots)
             # At most one slot is ever in the works.
-            assert valid_steps(path) >= set(committed[-(slots - 1) :])
+            assert set(valid_steps(path)) >= set(committed[-(slots - 1) :])
             for kept in committed[-(slots - 1) :]:
                 assert bytes(file.load(kept).tensors) == contents(kept, sizes[kept])
 
@@ -276,7 +263,7 @@ def test_sigkill_in_the_middle_of_saves(folder: Path, attempt: int) -> None:
     process.stdout.close()
     process.wait()
     announced = max((int(line) for line in rest if line), default=3 + attempt)
-    steps = valid_steps(path)
+    steps = set(valid_steps(path))
     assert steps & {announced, announced + 1}
     payload = SlotFile(path).load(max(steps))
     assert set(payload.tensors) == {max(steps) % 251}

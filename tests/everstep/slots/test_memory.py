@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import signal
@@ -20,8 +19,9 @@ from controlplane.local import mounts
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.format import PAGE
-from everstep.slots.reader import SlotReader, held
+from everstep.slots.reader import SlotReader
 from everstep.system.pages import READ, STRIDE, WRITE, populate
+from tests.everstep.slots.saved import contents, save, valid_steps
 from tests.shm import shm_folder
 
 NO_ROOM = r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"
@@ -34,15 +34,6 @@ def small(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(said)
     with mounts.small(tmp_path / "small", 2 << 20):
         yield tmp_path / "small"
-
-
-def save(file: SlotFile, step: int, size: int) -> None:
-    ctypes.memset(file.begin(b"structure", size), step % 251, size)
-    file.commit(step)
-
-
-def steps_of(path: Path) -> set[int]:
-    return {slot.completed_steps for slot in held(path) if slot.valid}
 
 
 def allocated(path: Path) -> int:
@@ -64,7 +55,7 @@ def test_memory_is_had_for_the_slot_that_is_used_and_for_the_others_when_there_i
     assert allocated(path) == path.stat().st_size
     again = SlotFile(path)
     assert again.missing == 0
-    assert bytes(again.load(1).tensors) == b"\1" * size
+    assert bytes(again.load(1).tensors) == contents(1, size)
 
 
 def test_a_part_of_a_slot_is_made_present_and_no_more(folder: Path) -> None:
@@ -93,13 +84,13 @@ def test_a_slot_without_room_is_an_error_and_the_others_stay(small: Path) -> Non
     while file.prepare():  # takes what there is, and does not wait for more
         pass
     assert file.missing
-    assert steps_of(path) == {1}
+    assert valid_steps(path) == [1]
     with pytest.raises(CheckpointError, match=NO_ROOM):
         SlotFile(path).begin(b"structure", size)
     other.unlink()
     for step in (2, 3, 4):
         save(file, step, size)
-    assert steps_of(path) == {2, 3, 4}
+    assert valid_steps(path) == [2, 3, 4]
 
 
 def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> None:
@@ -109,9 +100,9 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
     with pytest.raises(CheckpointError, match=NO_ROOM):
         file.begin(b"", 900_000)  # one slot would fit
     assert [one.name for one in small.iterdir()] == ["c"]
-    assert steps_of(path) == {1}
+    assert valid_steps(path) == [1]
     save(file, 2, 100_000)
-    assert steps_of(path) == {1, 2}
+    assert valid_steps(path) == [1, 2]
 
 
 @settings(max_examples=60)
@@ -149,9 +140,9 @@ def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, e
                         assert full
                     full = False
                 kept = sorted(sizes)[-slots:]
-                assert steps_of(path) == set(kept)
+                assert valid_steps(path) == sorted(kept)
                 for one in kept:
-                    assert bytes(file.load(one).tensors) == bytes([one % 251]) * sizes[one]
+                    assert bytes(file.load(one).tensors) == contents(one, sizes[one])
         if sizes:
             assert allocated(path) >= sum(sizes[one] for one in kept)
 
@@ -193,12 +184,12 @@ def test_sigkill_between_two_allocations(folder: Path, after: int) -> None:
     assert done.returncode == -signal.SIGKILL and "all" not in lines
     file = SlotFile(path, slots=3)
     last = int(lines[-1]) if lines else 0
-    assert steps_of(path) == set(range(max(1, last - 2), last + 1))
-    for step in steps_of(path):
+    assert valid_steps(path) == list(range(max(1, last - 2), last + 1))
+    for step in valid_steps(path):
         assert set(file.load(step).tensors) == {step}
     for step in (100, 101, 102):
         save(file, step, 7_000_000)
-    assert steps_of(path) == {100, 101, 102}
+    assert valid_steps(path) == [100, 101, 102]
     assert allocated(path) == path.stat().st_size
     assert [one.name for one in folder.iterdir()] == ["c"]
 
@@ -209,7 +200,7 @@ def test_pages_are_made_present_and_keep_what_they_hold(folder: Path) -> None:
     address, length = file.region
     for how in (READ, WRITE):
         assert populate(address + 100, length - 100, how)
-    assert bytes(file.load(7).tensors) == b"\7" * 300_000
+    assert bytes(file.load(7).tensors) == contents(7, 300_000)
     file.close()
     assert not populate(address, length, WRITE), "nothing is mapped there any more"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -10,17 +9,9 @@ from hypothesis import strategies as st
 
 from everstep.slots.file import SlotFile
 from everstep.slots.format import Pin
-from everstep.slots.reader import SlotReader, held
+from everstep.slots.reader import SlotReader
+from tests.everstep.slots.saved import save, valid_steps
 from tests.shm import shm_folder
-
-
-def save(file: SlotFile, step: int, size: int = 100) -> None:
-    ctypes.memset(file.begin(b"structure", size), step % 251, size)
-    file.commit(step)
-
-
-def steps_in(path: Path) -> list[int]:
-    return sorted(slot.completed_steps for slot in held(path) if slot.valid)
 
 
 def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
@@ -31,11 +22,11 @@ def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
     assert reader.pin(Pin.BACKUP, 1)
     for step in (4, 5, 6):
         save(file, step)
-    assert steps_in(folder / "c") == [1, 5, 6]
+    assert valid_steps(folder / "c") == [1, 5, 6]
     assert reader.header(1) is not None
     reader.unpin(Pin.BACKUP)
     save(file, 7)
-    assert steps_in(folder / "c") == [5, 6, 7]
+    assert valid_steps(folder / "c") == [5, 6, 7]
     assert not reader.pin(Pin.BACKUP, 1)  # gone: whoever asks is told
     reader.close()
 
@@ -48,10 +39,10 @@ def test_when_all_others_are_pinned_the_least_reason_gives_way(folder: Path) -> 
     reader.pin(Pin.DISK, 1)
     reader.pin(Pin.BACKUP, 2)
     save(file, 4)  # 3 is the newest
-    assert steps_in(folder / "c") == [1, 3, 4]
+    assert valid_steps(folder / "c") == [1, 3, 4]
     reader.pin(Pin.KEEP, 3)
     save(file, 5)
-    assert steps_in(folder / "c") == [1, 4, 5]
+    assert valid_steps(folder / "c") == [1, 4, 5]
     reader.close()
 
 
@@ -64,7 +55,7 @@ def test_the_strongest_of_two_pins_on_a_step_counts(folder: Path) -> None:
     reader.pin(Pin.DISK, 1)
     reader.pin(Pin.BACKUP, 2)
     save(file, 4)
-    assert steps_in(folder / "c") == [1, 3, 4]
+    assert valid_steps(folder / "c") == [1, 3, 4]
     reader.close()
 
 
@@ -75,15 +66,15 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     reader = SlotReader(folder / "c")
     reader.pin(Pin.BACKUP, 1)
     save(file, 4, 1_000_000)
-    assert steps_in(folder / "c") == [1, 3, 4]
+    assert valid_steps(folder / "c") == [1, 3, 4]
     again = SlotFile(folder / "c")
     save(again, 5)
     save(again, 6)
-    assert steps_in(folder / "c") == [1, 5, 6]
+    assert valid_steps(folder / "c") == [1, 5, 6]
     assert reader.header(1) is not None  # the reader found the new file
     reader.unpin(Pin.BACKUP)
     save(again, 7)
-    assert steps_in(folder / "c") == [5, 6, 7]
+    assert valid_steps(folder / "c") == [5, 6, 7]
     reader.close()
 
 
@@ -101,10 +92,10 @@ def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events:
         reader = SlotReader(folder / "c")
         for event in events:
             if event is None:
-                before = set(steps_in(folder / "c"))
+                before = set(valid_steps(folder / "c"))
                 step += 1
                 save(file, step)
-                now = steps_in(folder / "c")
+                now = valid_steps(folder / "c")
                 assert {step, step - 1} <= set(now)
                 assert len(now) == min(step, slots)
                 gone = before - set(now)
@@ -116,7 +107,7 @@ def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events:
                 why, back = event
                 if back:
                     pins[why] = step - back
-                    assert reader.pin(why, step - back) == (step - back in steps_in(folder / "c"))
+                    assert reader.pin(why, step - back) == (step - back in valid_steps(folder / "c"))
                 else:
                     pins.pop(why, None)
                     reader.unpin(why)

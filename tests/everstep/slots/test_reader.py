@@ -16,17 +16,8 @@ from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader, held
+from tests.everstep.slots.saved import contents, save
 from tests.shm import shm_folder
-
-
-def contents(step: int, size: int) -> bytes:
-    return bytes((step * 31 + index) % 251 for index in range(size))
-
-
-def save(file: SlotFile, step: int, size: int) -> None:
-    address = file.begin(b"structure of %d" % step, size)
-    ctypes.memmove(address, contents(step, size), size)
-    file.commit(step)
 
 
 def read(reader: SlotReader, header: SlotHeader, piece: int = 1000) -> bytes | None:
