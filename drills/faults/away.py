@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -37,6 +38,8 @@ NOTICED_S = 2.0
 """An outage is longer by this than the time after which a job counts as hanging, seconds; otherwise nothing happens."""
 NEAR_S = 10.0
 """If an outage differs by less than this from the allowed silence, the machine may leave or stay, seconds."""
+BACK_S = 10.0
+"""The job still steps for this long after the control host and a machine reach each other again, seconds."""
 AWAY_S = (6.0, 12.0)
 """Absences of a part that a soak draws, seconds."""
 LINK_DOWN_S = (6.0, 30.0)
@@ -103,10 +106,16 @@ class CutOff(OnMachine, ForSeconds, Away):
     alone = True
     may_hang = True
     absorbed: ClassVar = True
+    is_silent: ClassVar = True
 
     cut_from: Literal["control"] = Field(
         "control", description="The host from which it is cut off.", json_schema_extra={"option": "--from"}
     )
+
+    @property
+    def steps_after(self) -> int:
+        """Enough steps until the control host reaches the machine again."""
+        return math.ceil((self.seconds + BACK_S) / settings.STEP_S)
 
     async def strike(self, context: DrillContext) -> None:
         """Cut the machine off for some seconds, and check that the control host does not reach it."""

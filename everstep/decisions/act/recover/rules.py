@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from everstep.base.text import listed
 from everstep.decisions.act.ladder.next_rung import NextRung
 from everstep.decisions.act.progress import is_same_fault, position_of
 from everstep.decisions.act.recover.doubt import Doubt
@@ -176,7 +177,8 @@ def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
     if not facts.waits:
         return None
     awaited = () if facts.evidence.problem else tuple(facts.evidence.unreachable)
-    return Verdict(Action.PARK, facts.waits, awaited=awaited)
+    by_itself = f"; the job also goes on by itself once {listed(awaited)} answers" if awaited else ""
+    return Verdict(Action.PARK, f"{facts.waits}{by_itself}", awaited=awaited)
 
 
 def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
