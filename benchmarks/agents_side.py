@@ -1,4 +1,4 @@
-"""Two agents without a control plane: one runs the ranks, the other keeps their backups."""
+"""Runs two agents without a control plane: one runs the ranks, and the other keeps their backups."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from everstep.system import private_files as private
 
 HOST = "127.0.0.1"
 START_S = 60.0
+"""Time limit of each call and of an agent's start, seconds."""
 
 
 class Agents:
-    """An async context manager of two agents; its folders and processes end with it."""
+    """Two agents with their folders; an async context manager that ends both."""
 
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -71,7 +72,7 @@ class Agents:
             except AgentUnreachable:
                 if time.monotonic() > deadline or started.poll() is not None:
                     text = (self.folder / f"{machine}.log").read_text()[-500:]
-                    raise ClusterError(f"the agent of {machine} does not come: {text}") from None
+                    raise ClusterError(f"the agent of {machine} does not start: {text}") from None
                 await asyncio.sleep(0.05)
 
     async def _end(self) -> None:
@@ -91,10 +92,10 @@ class Agents:
         """CPU seconds of each agent, without its children."""
         import psutil
 
-        return [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in self._processes]
+        return [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self._processes]
 
     async def train(self, spec: JobSpec, *, limit_s: float) -> None:
-        """Run a job on the first machine, with its backups on the second, to its end, and release it.
+        """Run a job to its end on the first machine, with its backups on the second one, and release it.
 
         Raises:
             ClusterError: a rank failed, or the job exceeded the time limit.
@@ -118,8 +119,8 @@ class Agents:
             checkpoint=checkpoint_options(spec),
         )
         if spec.checkpoint.backup:
-            for one in launches:
-                request.peers.add(rank=one.rank, machine="m1", address=second.address)
+            for launch in launches:
+                request.peers.add(rank=launch.rank, machine="m1", address=second.address)
         await first.launch(request, timeout_s=START_S)
         try:
             async with asyncio.timeout(limit_s):
@@ -133,20 +134,20 @@ class Agents:
                 await client.release(pb.ReleaseRequest(request_id="release", job=job), timeout_s=START_S)
 
     async def _finished(self, job: str, ranks: int) -> None:
-        """Wait until all ranks have ended with success; records the progress of their backups."""
+        """Wait until all ranks have ended with success, and keep their last progress in ``newest``."""
         async for reply in self._clients[0].progress(pb.ProgressRequest(job=job, interval_s=0.5)):
             self.newest = list(reply.ranks)
-            ended = [one for one in reply.ranks if not one.alive]
-            bad = [one for one in ended if one.exit.kind != pb.Exit.CODE or one.exit.value]
-            if bad:
+            ended = [rank for rank in reply.ranks if not rank.alive]
+            failed = [rank for rank in ended if rank.exit.kind != pb.Exit.CODE or rank.exit.value]
+            if failed:
                 log = b"".join(
                     [
                         chunk.data
                         async for chunk in self._clients[0].read_log(
-                            pb.ReadLogRequest(job=job, rank=bad[0].rank, tail_bytes=2000)
+                            pb.ReadLogRequest(job=job, rank=failed[0].rank, tail_bytes=2000)
                         )
                     ]
                 )
-                raise ClusterError(f"rank {bad[0].rank} failed: {log.decode(errors='replace')[-1000:]}")
+                raise ClusterError(f"rank {failed[0].rank} failed: {log.decode(errors='replace')[-1000:]}")
             if len(ended) == ranks:
                 return

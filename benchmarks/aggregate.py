@@ -1,9 +1,10 @@
-"""From the stacks of thousands of ranks to the machines that should leave: ingest, comparison, verdict.
+"""Measures how long it takes to find the machines at fault from the stacks of thousands of ranks that hang.
 
-Each rank has four stacks of about 30 frames (its own, two data loaders' and a checkpoint's) as py-spy prints them in
-JSON; one pipeline of the job hangs. Lines differ between ranks, as in real dumps. The clock runs from the bytes to the
-verdict; making them is not in it. Beside it: the same stacks in a plain trie of frames, which names nobody; and as many
-ranks' flight records, by everstep and by torch's own analyzer, which says of each collective who is missing.
+Each rank has four stacks of about 30 frames, as py-spy prints them in JSON: its own, those of two data loaders, and
+that of a checkpoint. One pipeline of the job hangs, and lines differ between ranks as in real dumps. The time counts
+from the bytes of the dumps to the verdict. Two comparisons: the same stacks are put into a plain trie of frames, which
+names no machine; and flight records of as many ranks are analyzed by everstep and by torch's own analyzer, which lists
+the ranks that are missing in each collective.
 
     python -P -m benchmarks.aggregate
     python -P -m benchmarks.aggregate --quick --json
@@ -38,7 +39,7 @@ VARIANTS = 40
 """Number of stacks of each kind with different lines, for the micro-batches and layers of ranks."""
 FRAMES = 30
 MOST_OF_TORCH = 1_024
-"""Flight records that torch's analyzer gets: with 10,240 it had not ended after five minutes."""
+"""Most flight records for torch's analyzer: with 10,240 it had not ended after five minutes."""
 
 
 def topology_of(ranks: int) -> Topology:
@@ -47,7 +48,7 @@ def topology_of(ranks: int) -> Topology:
 
 
 class Dumps:
-    """Dumps of py-spy of a job of which one pipeline hangs; the bytes of each rank's four processes."""
+    """The dumps that py-spy makes of a job in which one pipeline hangs, for four processes of each rank."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology, self._draw = topology, random.Random(11)
@@ -84,11 +85,11 @@ class Dumps:
         return found
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Name and bytes of each process's dump, in sequence."""
+        """Yield the name and the bytes of each process's dump."""
         last = PP - 1
         for rank in range(self.topology.world_size):
-            place = self.topology.coordinate(rank)
-            own = "sync" if rank not in self.hung else "gather" if place.pp == last else "recv"
+            coordinate = self.topology.coordinate(rank)
+            own = "sync" if rank not in self.hung else "gather" if coordinate.pp == last else "recv"
             for number, kind in enumerate((own, "loader", "loader", "saver")):
                 pid = rank * 8 + number
                 yield (
@@ -105,7 +106,7 @@ def analyze(topology: Topology) -> tuple[float, int]:
     """CPU seconds from the bytes to the verdict, and the number of bytes.
 
     Raises:
-        AssertionError: the wrong machines are named.
+        AssertionError: the verdict names other machines.
     """
     dumps = Dumps(topology)
     reader, size, seconds = FolderReader(StackReader()), 0, 0.0
@@ -140,19 +141,19 @@ def trie(topology: Topology) -> tuple[float, int]:
     return seconds, size
 
 
-def measured(what: str, ranks: int) -> tuple[float, float, float]:
+def measured(side: str, ranks: int) -> tuple[float, float, float]:
     """CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
-    say(f"{what}, {ranks} ranks")
-    command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", what, str(ranks)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, memory, size = map(float, found.stdout.split())
+    say(f"{side}, {ranks} ranks")
+    command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", side, str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, memory, size = map(float, done.stdout.split())
     return seconds, memory, size
 
 
-def one(what: str, ranks: int) -> None:
-    """Measure one side and print what ``measured`` reads."""
-    side = SIDES[what]
-    side(topology_of(1_024))  # imports and other one-time work are not in the figures
+def measure_side(name: str, ranks: int) -> None:
+    """Measure one side, and print the figures that ``measured`` reads."""
+    side = SIDES[name]
+    side(topology_of(1_024))  # so that imports and other one-time work do not count
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, size = side(topology_of(ranks))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(options.one[0], int(options.one[1]))
+        measure_side(options.one[0], int(options.one[1]))
         return
     rows: list[Row] = []
     failures: list[str] = []

@@ -1,8 +1,8 @@
-"""Flight records of thousands of ranks, by everstep and by torch's own analyzer (``torchfrtrace``): each is a process
-of ``benchmarks/aggregate.py``.
+"""Makes flight records of thousands of ranks, and analyzes them by everstep and by torch's analyzer (``torchfrtrace``).
 
-The records are as NCCL's recorder writes them: members of all groups, and of each rank its last operations in its
-tensor-, data-parallel and world group. One rank has not entered its last tensor-parallel collective; the others wait.
+``benchmarks/aggregate.py`` measures both. The records have the form of NCCL's: the members of all groups, and the last
+operations of each rank in its tensor-parallel, data-parallel and world group. One rank has not entered its last
+tensor-parallel collective, and the other ranks wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def records(topology: Topology) -> tuple[list[bytes], int]:
-    """The record of each rank as JSON, and the rank for which all others wait."""
+    """The flight record of each rank as JSON, and the rank for which all others wait."""
     culprit = topology.world_size // 3
     groups: dict[tuple[int, ...], str] = {tuple(range(topology.world_size)): "0"}
     for kind in ("tp", "dp"):
@@ -34,18 +34,18 @@ def records(topology: Topology) -> tuple[list[bytes], int]:
     found = []
     for rank in range(topology.world_size):
         own = [topology.group(rank, "tp"), topology.group(rank, "dp"), tuple(range(topology.world_size))]
-        calls = [(one, step) for step in range(1, STEPS + 1) for one in own]
+        calls = [(group, step) for step in range(1, STEPS + 1) for group in own]
         if rank == culprit:
-            calls = calls[:-3]  # not in the tp group's last one
+            calls = calls[:-3]  # without the last call in the tp group
         elif rank in waiting:
             calls = calls[:-2]
         elif culprit in own[1] or set(own[1]) & waiting:
             calls = calls[:-1]
         last = len(calls) - 1
-        entries = [_entry(number, groups[one], step, number < last) for number, (one, step) in enumerate(calls)]
+        entries = [_entry(number, groups[group], step, number < last) for number, (group, step) in enumerate(calls)]
         if rank == culprit:
             entries[-1] |= {"retired": True, "state": "completed"}
-        config = {groups[one]: {"name": groups[one], "desc": "group", "ranks": str(list(one))} for one in own}
+        config = {groups[group]: {"name": groups[group], "desc": "group", "ranks": str(list(group))} for group in own}
         found.append(json.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}).encode())
     return found, culprit
 
@@ -75,7 +75,7 @@ def by_everstep(topology: Topology) -> tuple[float, int]:
     """CPU seconds from the bytes to the verdict, and the number of bytes.
 
     Raises:
-        AssertionError: another rank is named.
+        AssertionError: the verdict names another rank.
     """
     found, culprit = records(topology)
     began = time.process_time()
@@ -89,10 +89,10 @@ def by_everstep(topology: Topology) -> tuple[float, int]:
 
 
 def by_torch(topology: Topology) -> tuple[float, int]:
-    """CPU seconds of torch's analyzer from the bytes to its tables, with its log about missing ranks.
+    """CPU seconds of torch's analyzer from the bytes to its tables, and the number of bytes.
 
     Raises:
-        AssertionError: it does not report the rank as missing.
+        AssertionError: the analyzer does not report the rank as missing.
     """
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
@@ -100,32 +100,32 @@ def by_torch(topology: Topology) -> tuple[float, int]:
     options = JobConfig().parse_args([])
     options.allow_incomplete_ranks = True
     found, culprit = records(topology)
-    said = io.StringIO()
+    log = io.StringIO()
     began = time.process_time()
     details = {
         f"rank{rank}": {"rank": rank, "host_name": f"host{rank}", **json.loads(data)} for rank, data in enumerate(found)
     }
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), _logged_into(said):
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), _logged_into(log):
         build_db(details, options, "2.10")
     seconds = time.process_time() - began
-    if f"{{{culprit}}}" not in said.getvalue():
-        raise AssertionError(f"torch's analyzer does not say that rank {culprit} is missing: {said.getvalue()[-500:]}")
+    if f"{{{culprit}}}" not in log.getvalue():
+        raise AssertionError(f"torch's analyzer does not report rank {culprit} as missing: {log.getvalue()[-500:]}")
     return seconds, sum(map(len, found))
 
 
 @contextlib.contextmanager
-def _logged_into(said: io.StringIO) -> Any:
-    """Send the analyzer's log into a text instead of the terminal."""
+def _logged_into(log: io.StringIO) -> Any:
+    """Send the analyzer's log to a text instead of the terminal."""
     import logging
 
-    handler = logging.StreamHandler(said)
+    handler = logging.StreamHandler(log)
     root = logging.getLogger()
-    others = [one for name in logging.root.manager.loggerDict if (one := logging.getLogger(name)).handlers]
-    kept = [(one, list(one.handlers)) for one in (root, *others)]
-    for one, handlers in kept:
-        one.handlers = [handler if isinstance(own, logging.StreamHandler) else own for own in handlers]
+    named = [logger for name in logging.root.manager.loggerDict if (logger := logging.getLogger(name)).handlers]
+    before = [(logger, list(logger.handlers)) for logger in (root, *named)]
+    for logger, handlers in before:
+        logger.handlers = [handler if isinstance(own, logging.StreamHandler) else own for own in handlers]
     try:
         yield
     finally:
-        for one, handlers in kept:
-            one.handlers = handlers
+        for logger, handlers in before:
+            logger.handlers = handlers

@@ -1,7 +1,7 @@
-"""Two ways of training whose blocks of steps take turns: how much longer a step takes one way, and how sure that is.
+"""Compares two ways of training that take turns in short blocks of steps, with a confidence interval.
 
-Where others use the same processor its speed changes by a third from one second to the next. So neighbouring blocks
-are compared, many short ones, and of each side the fastest steps beside all of them.
+On a shared processor the speed changes by a third from one second to the next. So each block is compared with its
+neighbour, there are many short blocks, and the fastest steps are compared as well as all steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.common import quantile
 
 RESAMPLES = 2000
-"""Number of resamples of the bootstrap behind the interval."""
+"""Number of resamples of the bootstrap."""
 Blocks = Sequence[Sequence[float]]
 """Seconds of each step, block by block."""
 
@@ -20,8 +20,7 @@ Blocks = Sequence[Sequence[float]]
 def fastest(blocks: Blocks) -> float:
     """The 10th percentile of the steps, seconds.
 
-    A cost of *every* step shows in the fastest steps too, without the noise of other programs. A cost of only some
-    steps shows in the mean alone, together with that noise.
+    They show the cost of every step without the noise of other programs. Costs of only some steps show in the mean.
     """
     return quantile([step for block in blocks for step in block], 0.1)
 
@@ -37,7 +36,7 @@ def mean(blocks: Blocks) -> float:
 
 
 def interval(with_s: Blocks, without_s: Blocks, of: Callable[[Blocks], float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the loss, by a bootstrap over the pairs of blocks."""
+    """The 95 % confidence interval of the loss, the share by which steps with are longer, by a bootstrap over pairs."""
     draw = random.Random(1)
     pairs = list(zip(with_s, without_s, strict=True))
     found = []

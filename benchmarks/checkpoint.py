@@ -1,9 +1,9 @@
-"""Checkpoints of every step: what they cost, what they block, how fast they travel and come back.
+"""Measures the checkpoints of every step, in four parts, each with peers that handle the same number of bytes.
 
-Four parts, each against peers in the same run, with equal bytes: what a save costs the training thread (DLRover's
-flash checkpoint, torch's DCP, plain copies), what training loses to a save and a backup of every step, how fast
-agents exchange slots (a bare socket, a plain copy), and how long a fresh rank takes to have its state again
-(torch.load, DCP, a plain copy).
+saves: the time for which a save blocks training, compared with DLRover's flash checkpoint, torch's DCP and plain
+copies; throughput: how much training slows down; exchange: how fast agents exchange slots, compared with a bare socket
+and a plain copy; restore: the time in which a new rank restores its state, compared with torch.load, DCP and a plain
+copy.
 
     python -P benchmarks/checkpoint.py
     python -P benchmarks/checkpoint.py --quick --parts saves,restore
@@ -38,9 +38,9 @@ class Part:
     rows: list[Row]
     notes: list[str]
     failures: list[str]
-    """The sides that did not run, and why."""
+    """The sides that did not run, with the reasons."""
     runs: Any
-    """Every single figure, for JSON."""
+    """All figures, for JSON."""
 
 
 def saves(quick: bool) -> Part:
@@ -48,10 +48,10 @@ def saves(quick: bool) -> Part:
     sizes = SIZES[:1] if quick else SIZES
     found = checkpoint_saves.measure(sizes, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
     return Part(
-        [row for one in found for row in one.rows()],
-        [one.table() for one in found],
-        [failure for one in found for failure in one.failures],
-        [asdict(one) for one in found],
+        [row for size in found for row in size.rows()],
+        [size.table() for size in found],
+        [failure for size in found for failure in size.failures],
+        [asdict(size) for size in found],
     )
 
 
@@ -82,7 +82,7 @@ def restore(quick: bool) -> Part:
 
 
 PARTS: dict[str, Callable[[bool], Part]] = {
-    "exchange": exchange,  # first: it forks, and must do so before there are threads
+    "exchange": exchange,  # first, since it forks and there must be no threads yet
     "restore": restore,
     "saves": saves,
     "throughput": throughput,
@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, 64 MB instead of 64 and 512")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which of them (default: %(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure (default: %(default)s)")
     options = parser.parse_args()
     chosen = options.parts.split(",")
     if unknown := set(chosen) - PARTS.keys():

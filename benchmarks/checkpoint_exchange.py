@@ -1,6 +1,7 @@
-"""How fast agents exchange slots over loopback, ``/dev/shm`` to ``/dev/shm``, verified; and what it costs both ends.
+"""Measures how fast agents exchange slots over the loopback interface, and the CPU time of both ends.
 
-The exchange's own code in two processes, one of them this one, against a plain copy in memory and a bare socket.
+The agents' own code runs in this process and in another one, from ``/dev/shm`` to ``/dev/shm`` and with verification.
+It is compared with a plain copy in memory and with a bare socket.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from everstep.slots.reader import SlotReader
 AIM_GB_S = 1.0
 JOB = "bench"
 WARM = 2
-"""Both slots of a backup are touched before the clock starts."""
+"""Transfers that are not counted, so that both slots of a backup have memory."""
 CHUNK = 4_000_000
-"""``backup_chunk_mb`` as it is by default."""
+"""Size of a piece of a backup, bytes: the default of ``backup_chunk_mb``."""
 MEMCPY, SOCKET, BACKUP, FETCH, FETCH_NEW = (
     "memcpy",
     "bare socket",
@@ -60,7 +61,7 @@ class Transfers:
         return self.megabytes / 1e3 / Spread.of(self.seconds[way]).median
 
     def rows(self) -> list[Row]:
-        """Rates against the aim and against what the machine can do."""
+        """Rates compared with the aim and with the other ways."""
         name = f"backup of {self.megabytes} MB"
         rows = [Row(f"{name}, verified", "GB/s", self.rate(BACKUP), None, AIM_GB_S, "ours", larger=True)]
         rows += [Row(f"{name}, {way}", "GB/s", self.rate(BACKUP), self.rate(way), larger=True) for way in _BARE]
@@ -70,7 +71,7 @@ class Transfers:
         ]
         gigabytes = self.megabytes / 1e3
         for way in (BACKUP, SOCKET):
-            ends = [Spread.of([one[end] / gigabytes for one in self.cpu[way]]).median for end in (0, 1)]
+            ends = [Spread.of([cpu[end] / gigabytes for cpu in self.cpu[way]]).median for end in (0, 1)]
             rows.append(Row(f"CPU of a {way}, sender (ours) and receiver (peer)", "s/GB", ends[0], ends[1]))
         return rows
 
@@ -162,7 +163,8 @@ def _own_file(path: Path, size: int) -> SlotFile:
 
 
 def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
-    """The peer's agent: its data port, and a bare socket beside it. Answers with its CPU seconds."""
+    """Run the data port of the peer's agent, and a bare socket; answer each question with this process's CPU
+    seconds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     received = PeerBackups(shm)
     job_port = JobPort(shm, received)

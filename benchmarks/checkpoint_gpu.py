@@ -1,7 +1,7 @@
-"""Saves of a model of several GB on a GPU: what blocks, what training loses, how near the copies come to the bus.
+"""Measures saves of a model of several GB on a GPU: what they block, what training loses, and how fast they copy.
 
-One rank. The sides take turns, each turn in a process of its own. ``--device cpu`` runs the same on the host, to try
-the benchmark where there is no GPU: its figures say nothing about one.
+One rank runs, and the sides take turns, each turn in a process of its own. ``--device cpu`` only tries the benchmark on
+a computer without a GPU: its figures mean nothing for GPUs.
 
     python -P -m benchmarks.checkpoint_gpu --gigabytes 12
     python -P -m benchmarks.checkpoint_gpu --device cpu --gigabytes 0.1 --rounds 1 --steps 3
@@ -50,11 +50,11 @@ def main() -> None:
                 continue
             found.samples.setdefault(side, []).extend(turned.steady)
             found.first.setdefault(side, []).extend(turned.first)
-            step = Spread.of([one.step for one in turned.steady]).median
+            step = Spread.of([sample.step for sample in turned.steady]).median
             say(f"round {turn + 1} of {options.rounds}: {side} {step:.3f} s")
-    # With next to nothing to overlap with, all of the copy blocks.
+    # With almost no work in a step, the complete copy blocks.
     bare = run_turn("everstep", here, found.megabytes, 1, steps=options.steps, ranks=1, device=device)
-    rates = [found.megabytes / 1e3 / (one.save + one.gate) for one in bare.steady]
+    rates = [found.megabytes / 1e3 / (sample.save + sample.gate) for sample in bare.steady]
     rows = rows_of(
         f"save of {found.megabytes} MB blocks, DCP's stager",
         "s",
@@ -62,9 +62,9 @@ def main() -> None:
         found.blocking("DCP stager"),
         aim=AGAINST_STAGER,
     )
-    without = [1 / one.step for one in found.samples["none"]]
+    without = [1 / sample.step for sample in found.samples["none"]]
     for side in SIDES[1:]:
-        rates_of_side = [1 / one.step for one in found.samples.get(side, [])]
+        rates_of_side = [1 / sample.step for sample in found.samples.get(side, [])]
         if rates_of_side:
             aim = THROUGHPUT_AIM if side == "everstep" else None
             medians = (Spread.of(rates_of_side).median, Spread.of(without).median)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def copy_rate(device: str) -> float:
-    """GB/s of the largest plain copy from the device into pinned memory of the host: the bus's limit."""
+    """The rate of the fastest plain copy from the device into pinned memory of the host, GB/s: the limit of the bus."""
     there = torch.ones(COPY_MB * 250_000, device=device)
     here = torch.empty_like(there, device="cpu", pin_memory=device == "cuda").zero_()
     best = float("inf")

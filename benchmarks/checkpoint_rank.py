@@ -1,9 +1,9 @@
-"""One rank of ``benchmarks/checkpoint.py``: busy steps on a state of a given size, saved in one of several ways.
+"""A rank of ``benchmarks/checkpoint.py``: makes busy steps, and saves a state of some size in one of several ways.
 
     python -P -m benchmarks.checkpoint_rank '{"side": "everstep", …}'
 
-Run by the interpreter of the side's own environment. What is *blocking* is measured alike for all: from the end of
-a step's body to the beginning of the next one's (the save), and from the call of ``optimizer.step()`` to the
+The interpreter of the side's environment runs it. The blocking time is measured in the same way for all sides: from the
+end of a step's body to the beginning of the next one (the save), and from the call of ``optimizer.step()`` to the
 beginning of its work (the gate).
 """
 
@@ -26,11 +26,11 @@ from benchmarks.peers import savers
 from benchmarks.peers.savers import Saver
 
 FIRST = 3
-"""Saves that touch fresh memory: as many as there are slots; other sides have fewer buffers."""
+"""Number of first saves, which touch new memory: one for each slot; other sides have fewer buffers."""
 PARAMETERS = 8
-"""Tensors of the model: with their two moments 24 large tensors are saved."""
+"""Number of the model's tensors; with two moments each, 24 large tensors are saved."""
 SIZE = {"cpu": 1024, "cuda": 8192}
-"""Size of the matrices that a step multiplies: work for the cores, little for the memory."""
+"""Size of the matrices that a step multiplies, which keeps the cores busy but not the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Settings:
     megabytes: int
     """Size of parameters and both moments together, 10^6 bytes."""
     calls: int
-    """Matrix products in a step; 0: find out how many make a second."""
+    """Number of matrix products in a step; 0: measure how many take a second."""
     warm: int
-    """Number of steps before the clock starts."""
+    """Number of steps that are not counted."""
     steps: int
     folder: str
     rank: int
@@ -60,11 +60,11 @@ class Sample:
     waited: float
     """Wait for an earlier save that had not ended; this part of the save is counted separately."""
     step: float
-    """The whole time from one body to the next."""
+    """Time from one body to the next."""
 
 
 class Timed(torch.optim.AdamW):
-    """AdamW that notes when its work begins, all hooks done."""
+    """AdamW that records when its work begins, after all hooks."""
 
     began = 0.0
 
@@ -75,12 +75,12 @@ class Timed(torch.optim.AdamW):
 
 
 class Work:
-    """A model of a given size of state, its optimizer, and a step that keeps one core busy.
+    """A model with a state of some size, its optimizer, and a step that keeps one core busy.
 
     Args:
-        megabytes: Of parameters and both moments.
-        calls: Matrix products in a step.
-        device: Where.
+        megabytes: Size of parameters and both moments, 10^6 bytes.
+        calls: Number of matrix products in a step.
+        device: ``cpu`` or ``cuda``.
     """
 
     def __init__(self, megabytes: float, calls: int, device: str = "cpu") -> None:
@@ -88,11 +88,11 @@ class Work:
         each = int(megabytes * 1e6) // (3 * PARAMETERS * 4)
         shape = (each // 64, 64)
         self.model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=device)) for _ in range(PARAMETERS))
-        self._gradients = [torch.full_like(one, 1e-3) for one in self.model]
+        self._gradients = [torch.full_like(parameter, 1e-3) for parameter in self.model]
         self._differentiate()
         self.optimizer = Timed(self.model.parameters(), lr=1e-6, fused=True)
         self.calls = calls
-        self.bytes = 3 * sum(one.numel() * 4 for one in self.model)
+        self.bytes = 3 * sum(parameter.numel() * 4 for parameter in self.model)
         size = SIZE[device]
         self._left = torch.randn(size, size, device=device)
         self._right = torch.randn(size, size, device=device)
@@ -106,17 +106,17 @@ class Work:
         self.finish()
 
     def update(self) -> None:
-        """The optimizer's step, done when it returns."""
+        """Make the optimizer's step, and wait until it is done."""
         self.optimizer.step()
         self.finish()
 
     def _differentiate(self) -> None:
         """Replace the gradients of the last step by new tensors, as a backward pass does."""
-        for one, gradient in zip(self.model, self._gradients, strict=True):
-            one.grad = gradient.data
+        for parameter, gradient in zip(self.model, self._gradients, strict=True):
+            parameter.grad = gradient.data
 
     def finish(self) -> None:
-        """Wait for the device: what is measured is then neither hidden in nor blamed on what it still has to do."""
+        """Wait for the device, so that its unfinished work does not count for what is measured next."""
         if self._left.is_cuda:
             torch.cuda.synchronize()
 
@@ -159,7 +159,7 @@ SIDES: dict[str, type[Saver]] = {
 
 
 def main() -> None:
-    """Train, and leave the samples in ``<folder>/rank-<r>.json``."""
+    """Train, and write the samples to ``<folder>/rank-<r>.json``."""
     settings = Settings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -176,8 +176,8 @@ def main() -> None:
         if saved is not None and saved < work.bytes:
             raise RuntimeError(f"{settings.side} saved {saved} bytes of {work.bytes}")
         result = {
-            "first": [asdict(one) for one in first],
-            "samples": [asdict(one) for one in samples],
+            "first": [asdict(sample) for sample in first],
+            "samples": [asdict(sample) for sample in samples],
             "bytes": work.bytes,
         }
     Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
@@ -200,7 +200,7 @@ def calibrate(device: str) -> float:
 
 
 def train(work: Work, saver: Saver, settings: Settings) -> tuple[list[Sample], list[Sample]]:
-    """The first steps, and those after the warm ones, each with the save before it."""
+    """Train; returns the samples of the first steps, and of the steps after the warm ones."""
     first, samples = [], []
     loss = torch.zeros(1)
     ended = 0.0

@@ -1,7 +1,7 @@
-"""How long a fresh rank takes to have its state again: from its own slot, and in the ways that others offer.
+"""Measures the time in which a new rank restores its state, from its own slot and in other ways.
 
-Every sample is a process of its own, forked from one that has imported torch, as under everstep: model and optimizer
-are made, then the clock runs from the call to the state being in place. What was restored is compared, bit for bit.
+Each sample is a new process, forked from one that has imported torch, as under everstep. It makes model and optimizer,
+and the time counts from the call until the state is in place. The restored state is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from benchmarks.common import Row, Spread, rows_of, say
 from benchmarks.peers.savers import tensors_of
 
 AIM_S = 0.1
-"""For 512 MB from own memory (a copy into fresh memory took 0.26 s, into warm memory 0.08 s)."""
+"""Aim for 512 MB from own memory, seconds; a plain copy took 0.26 s into new memory, and 0.08 s into warm memory."""
 STEP = 7
 PRELOADED = ("everstep", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")
-"""Imported before the fork, for all ways alike."""
+"""Modules that are imported before the fork."""
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class Restores:
 
 
 def measure(megabytes: int, *, runs: int) -> Restores:
-    """Save one state in every format, then let the ways take turns."""
+    """Save one state in all formats, and restore it in all ways by turns."""
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # as the fork server does: a child's collections touch nothing of the parent's
+    gc.freeze()  # as the fork server does, so that collections in a child do not touch the parent's objects
     try:
         return _measure(Restores(megabytes), runs)
     finally:
@@ -66,10 +66,10 @@ def measure(megabytes: int, *, runs: int) -> Restores:
 
 
 def _measure(found: Restores, runs: int) -> Restores:
-    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # DCP, once a process
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # DCP warns once in each process
     with scratch() as folder:
         forks.call(_save, folder, found.megabytes)
-        for run in range(runs + 1):  # the first one warms the page cache and is not counted
+        for run in range(runs + 1):  # the first run warms the page cache and is not counted
             for way in list(WAYS) if run % 2 else list(WAYS)[::-1]:
                 try:
                     taken = forks.call(_restore, folder, found.megabytes, way)
@@ -92,7 +92,7 @@ def _checkpoint(folder: Path, work: Work) -> Any:
 
 
 def _save(folder: Path, megabytes: int) -> float:
-    """Save one state in all formats; its digest goes into a file."""
+    """Save one state in all formats, and its digest."""
     from torch.distributed import checkpoint as dcp
 
     work = Work(megabytes, 0)
@@ -113,15 +113,15 @@ def _save(folder: Path, megabytes: int) -> float:
 def _restore(folder: Path, megabytes: int, way: str) -> float:
     """Restore in one way and compare the state; returns seconds."""
     work = Work(megabytes, 0)
-    for one in work.model:
-        one.data.zero_()
-        one.grad = None  # a new rank has none
+    for parameter in work.model:
+        parameter.data.zero_()
+        parameter.grad = None  # a new rank has none
     do = WAYS[way](folder, work)
     began = time.perf_counter()
     do()
     taken = time.perf_counter() - began
     if way != FRESH and _digest(work) != (folder / "digest").read_text():
-        raise RuntimeError("what was restored is not what was saved")
+        raise RuntimeError("the restored state differs from the saved one")
     return taken
 
 
@@ -131,7 +131,7 @@ def _everstep(folder: Path, work: Work) -> Callable[[], object]:
 
 
 def _fresh_copy(folder: Path, work: Work) -> Callable[[], object]:
-    """A copy into as many new tensors as a state has, without any verification."""
+    """Copy the state into new tensors without verification."""
     sizes = [work.model[0].numel()] * (3 * len(work.model))
     with (folder / "plain").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
@@ -182,7 +182,7 @@ WAYS: dict[str, Callable[[Path, Work], Callable[[], object]]] = {
 
 
 def _flat(work: Work) -> dict[str, Any]:
-    """The state as DCP's documentation has it: names instead of numbers, the optimizer's tensors made."""
+    """The state in the form that DCP recommends, with names instead of numbers."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = get_state_dict(work.model, work.optimizer)

@@ -1,4 +1,4 @@
-"""What a save costs the training thread: the sides take turns, each turn in processes of its own."""
+"""Measures the time for which a save blocks the training thread; the sides take turns, each turn in new processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DLROVER_PACKAGES = (
     "wrapt",
 )
 WARM = 4
-"""Saves before the clock starts: three slots are touched for the first time, and once more."""
+"""Number of saves that are not counted; after them all three slots have memory."""
 
 
 @dataclass(slots=True)
@@ -56,15 +56,15 @@ class Saves:
     ranks: int = RANKS
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     first: dict[str, list[Sample]] = field(default_factory=dict)
-    """Samples of the first saves, which touch fresh memory."""
+    """Samples of the first saves, which touch new memory."""
     failures: list[str] = field(default_factory=list)
 
     def blocking(self, side: str) -> list[float]:
-        """Seconds of the training thread per save, without the wait for earlier saves."""
+        """Blocking times of the saves, without the wait for earlier saves, seconds."""
         return _blocking(self.samples.get(side, []))
 
     def rows(self) -> list[Row]:
-        """Rows of everstep against the other sides."""
+        """Rows that compare everstep with the other sides."""
         name = f"save of {self.megabytes} MB blocks"
         ours = self.blocking("everstep")
         rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
@@ -98,7 +98,7 @@ class Turn:
 
 
 def _blocking(samples: Sequence[Sample]) -> list[float]:
-    return [one.save + one.gate for one in samples]
+    return [sample.save + sample.gate for sample in samples]
 
 
 def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
@@ -106,7 +106,9 @@ def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     lines = []
     for side, found in samples.items():
         spread = Spread.of(_blocking(found))
-        parts = (Spread.of([getattr(one, part) for one in found]).median for part in ("save", "gate", "waited", "step"))
+        parts = (
+            Spread.of([getattr(sample, part) for sample in found]).median for part in ("save", "gate", "waited", "step")
+        )
         numbers = " ".join(f"{value:8.4f}" for value in parts)
         lines.append(
             f"  {side:18} {spread.median:8.4f} {spread.p90:8.4f} {spread.maximum:8.4f}   {numbers} {spread.runs:4}"
@@ -115,30 +117,30 @@ def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
 
 
 def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
-    """Let the sides take turns, in another order each round.
+    """Let the sides take turns, in another order in each round.
 
     Args:
-        sizes: MB of state a rank.
-        rounds: Turns of each side.
-        steps: Saves measured in a turn.
-        sides: Which, by their names.
+        sizes: Sizes of a rank's state, MB.
+        rounds: Number of turns of each side.
+        steps: Number of saves that are measured in a turn.
+        sides: Names of the sides.
     """
     results = [Saves(size) for size in sizes]
-    found = {side: Path(sys.executable) for side in sides}
-    if DLROVER in found:
+    interpreters = {side: Path(sys.executable) for side in sides}
+    if DLROVER in interpreters:
         try:
-            found[DLROVER] = environments.python("dlrover", DLROVER_PACKAGES, DLROVER_MODULE)
+            interpreters[DLROVER] = environments.python("dlrover", DLROVER_PACKAGES, DLROVER_MODULE)
         except PeerFailed as error:
-            del found[DLROVER]
+            del interpreters[DLROVER]
             results[0].failures.append(f"{DLROVER}: {error}")
             say(results[0].failures[-1])
     calls = calibrate()
     for result in results:
         for turn in range(rounds):
-            order = list(found) if turn % 2 == 0 else list(found)[::-1]
+            order = list(interpreters) if turn % 2 == 0 else list(interpreters)[::-1]
             for side in order:
                 try:
-                    turned = run_turn(side, found[side], result.megabytes, calls, steps=steps)
+                    turned = run_turn(side, interpreters[side], result.megabytes, calls, steps=steps)
                 except PeerFailed as error:
                     result.failures.append(f"{side}: {error}")
                     say(result.failures[-1])
@@ -153,11 +155,11 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
 
 
 def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
-    """Matrix products that keep each rank busy for a second while all of them compute."""
+    """Number of matrix products that keep each rank busy for a second while all ranks compute."""
     with scratch() as folder:
         settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, ranks, device) for rank in range(ranks)]
         found = _run(settings, Path(sys.executable), {})
-    return round(float(sum(one["calls_per_second"] for one in found)) / len(found))
+    return round(float(sum(result["calls_per_second"] for result in found)) / len(found))
 
 
 def run_turn(
@@ -166,18 +168,18 @@ def run_turn(
     """Run one side's turn.
 
     Raises:
-        PeerFailed: it failed.
+        PeerFailed: a rank failed.
     """
     with scratch() as folder:
         run = folder.name
         settings = [
             Settings(side, megabytes, calls, WARM, steps, str(folder), rank, ranks, device) for rank in range(ranks)
         ]
-        given = {DLROVER_RUN: run, "DLROVER_LOG_LEVEL": "WARNING"} if side == DLROVER else {}
+        variables = {DLROVER_RUN: run, "DLROVER_LOG_LEVEL": "WARNING"} if side == DLROVER else {}
         if side.startswith("everstep"):
-            given = everstep_environment(folder, ranks, overlap=side == "everstep")
+            variables = everstep_environment(folder, ranks, overlap=side == "everstep")
         try:
-            results = _run(settings, interpreter, given)
+            results = _run(settings, interpreter, variables)
         finally:
             clean_dlrover(run)
         saving = results[:1] if side == DLROVER else results
@@ -188,7 +190,7 @@ def run_turn(
 
 
 def everstep_environment(folder: Path, ranks: int, *, overlap: bool) -> dict[str, str]:
-    """The environment that an agent sets for ranks; ``{rank}`` is a placeholder. Also makes the reports' files."""
+    """Make the report files, and return the variables that an agent sets for ranks; ``{rank}`` is a placeholder."""
     for rank in range(ranks):
         ReportFile.create(folder / f"report-{rank}", rank=rank, generation=1).close()
     return {
@@ -211,11 +213,15 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(settings: Sequence[Settings], interpreter: Path, given: dict[str, str]) -> list[dict[str, Any]]:
-    """Start the ranks, wait for their results, end what they leave."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+def _run(settings: Sequence[Settings], interpreter: Path, variables: dict[str, str]) -> list[dict[str, Any]]:
+    """Run the ranks, end all their processes, and return their results.
+
+    Raises:
+        PeerFailed: a rank left no result.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     started = []
     folder = Path(settings[0].folder)
     try:
@@ -224,7 +230,7 @@ def _run(settings: Sequence[Settings], interpreter: Path, given: dict[str, str])
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
             env |= {"RANK": str(one.rank), "LOCAL_RANK": str(one.rank)}
             env |= {"WORLD_SIZE": str(one.ranks), "LOCAL_WORLD_SIZE": str(one.ranks)}
-            env |= {name: value.format(rank=one.rank) for name, value in given.items()}
+            env |= {name: value.format(rank=one.rank) for name, value in variables.items()}
             command = [str(interpreter), "-P", "-m", "benchmarks.checkpoint_rank", json.dumps(asdict(one))]
             with (folder / f"output-{one.rank}").open("wb") as file:
                 started.append(subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True))
@@ -242,6 +248,8 @@ def _run(settings: Sequence[Settings], interpreter: Path, given: dict[str, str])
     for one in settings:
         path = folder / f"rank-{one.rank}.json"
         if not path.exists():
-            raise PeerFailed(f"rank {one.rank} left no result; it said: {last_words(folder / f'output-{one.rank}')}")
+            raise PeerFailed(
+                f"rank {one.rank} left no result; its last output: {last_words(folder / f'output-{one.rank}')}"
+            )
         results.append(json.loads(path.read_text()))
     return results

@@ -1,8 +1,8 @@
-"""What training loses to a save and a backup of every step, with a core to spare and without one.
+"""Measures how much a save and a backup of every step slow training down, with and without a spare core.
 
-Two agents on this computer: ranks on the first, backups at the second, so that one computer does what each machine
-of a cluster would: it copies, sends, receives and verifies. No control plane runs. Blocks of steps with saves and
-without take turns in the same processes.
+Two agents run on this computer, without a control plane: the first has the ranks, and the second their backups. So the
+computer does the work of each machine of a cluster: it copies, sends, receives and verifies. Blocks of steps with saves
+and without saves take turns in the same processes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Case:
     megabytes: int
     backup: bool
     with_s: list[list[float]] = field(default_factory=list)
-    """Seconds of each step with a save, block by block, on rank 0: all ranks step together."""
+    """Seconds of each step with a save on rank 0, block by block; all ranks step together."""
     without_s: list[list[float]] = field(default_factory=list)
     rank_cpu: float = 0.0
-    """Additional CPU seconds of rank 0 for a step with a save."""
+    """Additional CPU seconds of rank 0 in a step with a save."""
     agents_cpu: list[float] = field(default_factory=list)
     """CPU seconds of each agent, per saved step."""
     backup_lag: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Case:
         return f"throughput, {what} of {self.megabytes} MB every step, {spare}"
 
     def rows(self) -> list[Row]:
-        """Steps per second: of the fastest steps of each side, and of all; the aim is for both."""
+        """Rows with the steps per second, of the fastest steps and of all steps."""
         if self.failure:
             return []
         aim = AIM if self.ranks == 1 else None
@@ -78,7 +78,7 @@ class Case:
 
 
 async def measure(cases: list[Case], *, blocks: int, steps: int) -> list[Case]:
-    """Run every case; a failure leaves its place empty."""
+    """Run all cases; a case that fails has no figures."""
     calls = {ranks: calibrate(ranks) for ranks in sorted({case.ranks for case in cases})}
     async with Agents() as agents:
         for number, case in enumerate(cases):

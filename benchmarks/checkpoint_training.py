@@ -1,9 +1,9 @@
-"""The script of ``benchmarks/checkpoint_throughput.py``: busy steps with and without saves, in blocks by turns.
+"""The script of ``benchmarks/checkpoint_throughput.py``: makes busy steps, in blocks with and without saves by turns.
 
     everstep's agent runs it:  checkpoint_training.py FOLDER MEGABYTES CALLS BLOCKS STEPS
 
-A block without saves lies within one body of ``run.steps``, so that the loop is one that a user could have. Steps
-that still carry something of the block before are not counted. Writes the seconds of every step, block by block, and
+A block without saves runs within one body of ``run.steps``, as in a loop that a user could write. Steps in which work
+of the previous block may still run are not counted. The script writes the seconds of every step, block by block, and
 the CPU seconds of the blocks to ``FOLDER/blocks-<rank>.json``.
 """
 
@@ -22,11 +22,11 @@ import everstep
 from benchmarks.checkpoint_rank import Work
 
 CALM = 2
-"""Steps between blocks that are not counted: a copy and a backup may still be under way."""
+"""Number of steps between blocks that are not counted, since a copy and a backup may still be under way."""
 
 
 def main() -> None:
-    """Train, by turns."""
+    """Train in blocks with and without saves."""
     folder, megabytes, calls, blocks, steps = sys.argv[1], *(int(one) for one in sys.argv[2:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,8 +1,10 @@
-"""How fast logs are classified: a long log of a run that went well until its end, one in which every line has a word
-that rules look for, the ends of 10,000 ranks' output, and one log in which 1,000 ranks raise at once.
+"""Measures how fast logs are classified.
 
-One process, on memory: what a disk or a decompression costs is not in it. The aims are held against CPU
-time: nothing here waits, so that this is the time on an idle core.
+The logs are a long one without problems until its end, one in which every line has a word of a rule, the ends of 10,000
+ranks' outputs, and one in which 1,000 ranks raise exceptions at once.
+
+One process works in memory, without disks and decompression. The aims hold for CPU time; nothing here waits, so this is
+also the time on an idle core.
 
     python -P -m benchmarks.classify
     python -P -m benchmarks.classify --quick --json
@@ -35,21 +37,22 @@ CLOSED = "RuntimeError: [/build/gloo/transport/tcp/pair.cc:547] Connection close
 
 
 def quiet_log(megabytes: int, line: str) -> bytes:
-    """Lines of training with a traceback at the end."""
+    """A log with lines of training and a traceback at the end."""
     draw = random.Random(7)
     lines = [
         line.format(step=step, second=step % 60, loss=draw.random(), rate=draw.randint(10_000, 99_999))
         for step in range(20_000)
     ]
     block = "".join(lines).encode()
-    whole = block * (megabytes * 1_000_000 // len(block) + 1)
+    repeated = block * (megabytes * 1_000_000 // len(block) + 1)
     return (
-        whole[: megabytes * 1_000_000] + b'\nTraceback (most recent call last):\n  File "t.py", line 3\nKeyError: 3\n'
+        repeated[: megabytes * 1_000_000]
+        + b'\nTraceback (most recent call last):\n  File "t.py", line 3\nKeyError: 3\n'
     )
 
 
 def tails(ranks: int) -> list[bytes]:
-    """The ends of the output of ranks: one ran out of GPU memory, the others lost their connection to it."""
+    """The ends of the ranks' outputs: one rank ran out of GPU memory, and the others lost their connection to it."""
     found = []
     for rank in range(ranks):
         last = CLOSED.format(rank // 250, rank % 250, 20_000 + rank)
@@ -72,7 +75,7 @@ def merged(ranks: int) -> bytes:
 
 
 def scan(data: bytes) -> LogVerdict:
-    """Classify one log, in pieces as read from a file."""
+    """Classify one log, in pieces as from a file."""
     scanner = LogScanner("log")
     for at in range(0, len(data), FEED):
         scanner.feed(data[at : at + FEED])
@@ -80,7 +83,7 @@ def scan(data: bytes) -> LogVerdict:
 
 
 def of_ranks(data: list[bytes]) -> LogVerdict:
-    """One log for each rank."""
+    """Classify one log for each rank."""
     matcher = LineMatcher()
     logs = []
     for rank, tail in enumerate(data):
@@ -90,16 +93,20 @@ def of_ranks(data: list[bytes]) -> LogVerdict:
     return first_cause(logs)
 
 
-def timed(what: str, run: Callable[[], LogVerdict], reason: str, times: int) -> Spread:
-    """Seconds of some runs; each must detect the failure in the log."""
-    say(what)
+def timed(name: str, run: Callable[[], LogVerdict], reason: str, times: int) -> Spread:
+    """CPU seconds of some runs.
+
+    Raises:
+        AssertionError: a run finds another reason.
+    """
+    say(name)
     seconds = []
     for _ in range(times):
         began = time.process_time()
         verdict = run()
         seconds.append(time.process_time() - began)
         if verdict.reason != reason:
-            raise AssertionError(f"{what}: {verdict.headline} instead of {reason}")
+            raise AssertionError(f"{name}: {verdict.headline} instead of {reason}")
     return Spread.of(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the spread of a few runs, rows with their aims, the environment, printing."""
+"""Common parts of the benchmarks: the spread of runs, rows with aims, the environment, and output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("everstep", "torch", "temporalio", "grpcio")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, 90th percentile and maximum of some runs: tails count."""
+    """Median, 90th percentile and maximum of some runs."""
 
     median: float
     p90: float
@@ -49,15 +49,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a benchmark's result; smaller is better unless ``larger`` says otherwise."""
+    """One line of a benchmark's result. Smaller is better, unless ``larger`` is set."""
 
     name: str
     unit: str
     ours: float | None
     peer: float | None = None
-    """The value of the peer in the name; None: there is no peer, or it did not run."""
+    """The value of the peer that the name mentions; None: there is no peer, or it did not run."""
     aim: float | None = None
-    """Bound of ``ratio``, or of ``ours`` where ``aim_of`` says so; None: shown only."""
+    """Limit of ``ratio``, or of ``ours`` (see ``aim_of``); None: there is no aim."""
     aim_of: Literal["ratio", "ours"] = "ratio"
     larger: bool = False
     """Whether a larger value is better."""
@@ -77,20 +77,20 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """The row with its ratio and whether the aim is met."""
-        found = asdict(self)
-        del found["larger"]
-        return found | {"ratio": self.ratio, "met": self.met}
+        fields = asdict(self)
+        del fields["larger"]
+        return fields | {"ratio": self.ratio, "met": self.met}
 
 
 def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], *, aim: float | None) -> list[Row]:
-    """Median, p90 and maximum of both sides; the aim holds the ratio of each of them."""
-    mine, other = (Spread.of(values) if values else None for values in (ours, peer))
+    """Rows with median, p90 and maximum of both sides; the aim limits the ratio in each row."""
+    mine, theirs = (Spread.of(values) if values else None for values in (ours, peer))
     return [
         Row(
             f"{name}, {label}",
             unit,
             getattr(mine, field) if mine else None,
-            getattr(other, field) if other else None,
+            getattr(theirs, field) if theirs else None,
             aim,
         )
         for label, field in (("median", "median"), ("p90", "p90"), ("maximum", "maximum"))
@@ -98,7 +98,7 @@ def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], 
 
 
 def environment() -> dict[str, Any]:
-    """The environment of a benchmark's run, to be quoted with every figure."""
+    """The environment of a benchmark's run, which belongs to every figure."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -118,7 +118,7 @@ def say(text: str) -> None:
 
 
 def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Print the rows as a table, the notes and the environment. ``finish`` comes after it."""
+    """Print the environment, the rows as a table, and the notes; call ``finish`` afterwards."""
     where = environment()
     print(f"{name}: {where['cores']} cores, {where['memory_gib']} GiB, load {where['load']}, {where['date']}")
     print(", ".join(f"{key} {where[key]}" for key in ("python", *PACKAGES)) + f"; {where['command']}\n")
@@ -131,21 +131,21 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
 
 
 def finish(failures: Sequence[str]) -> None:
-    """End a benchmark: with exit code 1, and names, where one side or another did not run.
+    """End a benchmark: with exit code 1 and a list of failures if a side did not run each time.
 
     Args:
-        failures: The sides that failed in some runs, and why.
+        failures: The sides that failed, with the reasons.
     """
     sys.stdout.flush()
     if failures:
-        say("\nThe comparison is not whole; these did not run, or not each time:")
+        say("\nThe comparison is not complete. These did not run, or not each time:")
         for failure in dict.fromkeys(failures):
             say(f"  {failure}")
         sys.exit(1)
 
 
 def show_json(name: str, rows: Sequence[Row], **more: Any) -> None:
-    """Print one JSON object: benchmark, environment, rows, and what else there is."""
+    """Print one JSON object with the benchmark's name, the environment, the rows and further keys."""
     content = {"benchmark": name, "environment": environment(), "rows": [row.as_json() for row in rows], **more}
     print(json.dumps(content, indent=2))
 

@@ -1,12 +1,11 @@
-"""How long until a fault is found and told, by drill, with the default periods: kernel log, GPUs, links, ranks,
-machines.
+"""Measures the time until faults of devices, ranks and machines are detected and reported, with default periods.
 
-Each fault is injected several times into a small job on a local cluster, at steps of a seed's choice, so that it meets
-the inspections at any moment of their periods; links and machines that stay away on clusters of their own. *Found* is
-when the machine's inspection, or for the end of a rank its agent, sees it, *told* when the incident is open: for a
-machine that is faulty while its ranks go on that is a second later, for they might end with it, and ten where several
-machines have the same. Beside them what ByteRobust's table 3 says of its inspections. Its time without them is that of
-the framework's time-out, about ten minutes.
+Each fault is injected several times as a drill into a small job on a local cluster, at random steps, so that it strikes
+at any moment of an inspection's period. Faults of links, and machines that stay away, need clusters of their own. A
+fault is *found* when an inspection detects it, or the agent if a rank ends, and *reported* when its incident is open.
+If a machine is faulty while its ranks step, the incident opens a second later, since the ranks might end too, or ten
+seconds later if several machines have the same fault. Most aims are those of ByteRobust's table 3. Without inspections,
+ByteRobust needs the framework's time-out of about ten minutes.
 
     python -P benchmarks/detection.py
     python -P benchmarks/detection.py --quick --json
@@ -45,12 +44,12 @@ class Measured:
     fault: str
     name: str
     aim_s: float
-    """Aim, seconds: from ByteRobust's table 3, or our own for ranks, machines and file systems."""
-    held: Literal["found", "told"]
-    """Which of the two times has the aim."""
+    """Aim, seconds: that of ByteRobust's table 3, or our own for ranks, machines and file systems."""
+    aim_of: Literal["found", "reported"]
+    """The time that has the aim."""
     options: dict[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    """Arguments of ``everstep drill`` for a fault that needs a separate cluster. Empty: it shares a cluster."""
+    """Arguments of ``everstep drill`` for a fault that needs a separate cluster; empty: it shares a cluster."""
 
 
 FAULTS = (
@@ -58,10 +57,10 @@ FAULTS = (
     Measured("gpu-lost", "GPU lost", 10.0, "found", {"machine": "m1"}),
     Measured("gpu-hot", "temperature", 10.0, "found", {"machine": "m1"}),
     Measured("fs-readonly", "file system read-only", 2.0, "found", {"machine": "m1"}),
-    Measured("kill-rank", "rank exit", 0.05, "told", {"ranks": [3]}),
-    Measured("kill-machine", "machine that comes back empty", 3.0, "told", {"machine": "m1"}),
+    Measured("kill-rank", "rank exit", 0.05, "reported", {"ranks": [3]}),
+    Measured("kill-machine", "machine that comes back empty", 3.0, "reported", {"machine": "m1"}),
     Measured(
-        "kill-machine", "machine gone", 3.0, "told", words=("--machine", "m1", "--gone", "--standbys", "1", *SMALL)
+        "kill-machine", "machine gone", 3.0, "reported", words=("--machine", "m1", "--gone", "--standbys", "1", *SMALL)
     ),
     Measured("nic-down", "NIC down", 30.0, "found", words=("--machine", "m1", *IN_A_NETWORK)),
     Measured("switch-down", "switch down", 60.0, "found", words=(*IN_A_NETWORK,)),
@@ -88,7 +87,11 @@ def main() -> None:
         every = {measured.name: [result.model_dump() for result in found] for measured, found in results.items()}
         show_json("detection", rows, runs=every, failures=failures)
     else:
-        show("detection", rows, ["The aims hold the time until it is found; of ranks and machines, until it is told."])
+        show(
+            "detection",
+            rows,
+            ["The aims limit the time until a fault is found, or reported if a rank or a machine is lost."],
+        )
     finish(failures)
 
 
@@ -96,11 +99,7 @@ Results = dict[Measured, list[DrillResult]]
 
 
 async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
-    """Inject each fault that needs no cluster of its own so often, in turns.
-
-    Returns:
-        The results, and the failures.
-    """
+    """Inject each fault that needs no separate cluster ``runs`` times, in turns; returns results and failures."""
     results: Results = {measured: [] for measured in FAULTS}
     failures: list[str] = []
     chosen = random.Random(seed)
@@ -123,7 +122,7 @@ async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
                     continue
                 failures += [f"{measured.name}: {problem}" for problem in result.problems]
                 results[measured].append(result)
-                _tell(measured, f"run {run + 1} of {runs}", result)
+                _show_run(measured, f"run {run + 1} of {runs}", result)
     await asyncio.sleep(0.1)  # the SDK's threads may still be ending
     return results, failures
 
@@ -140,21 +139,24 @@ def apart(measured: Measured, runs: int) -> tuple[list[DrillResult], list[str]]:
         return [], [f"{measured.name}: the drill ended with exit code {done.returncode}"]
     if "refused" in answer:
         return [], [f"{measured.name}: {answer['refused']}"]
-    results = [DrillResult.model_validate(one) for one in answer.get("runs", [answer])]
+    results = [DrillResult.model_validate(run) for run in answer.get("runs", [answer])]
     for result in results:
-        _tell(measured, "apart", result)
+        _show_run(measured, "apart", result)
     return results, [f"{measured.name}: {problem}" for result in results for problem in result.problems]
 
 
 def rows_of(measured: Measured, results: Sequence[DrillResult]) -> list[Row]:
-    """Median and maximum of the time until it is found, and until it is told."""
+    """Rows with median and maximum of the times until the fault is found and until it is reported."""
     rows = []
-    for label, key in (("found", "found_s"), ("told", "detected_s")):
+    for label, key in (("found", "found_s"), ("reported", "detected_s")):
         times = [seconds for result in results if (seconds := getattr(result, key)) is not None]
         if not times:
             continue
         spread = Spread.of(times)
-        name, bound = f"{measured.name} ({measured.fault}), {label}", measured.aim_s if label == measured.held else None
+        name, bound = (
+            f"{measured.name} ({measured.fault}), {label}",
+            measured.aim_s if label == measured.aim_of else None,
+        )
         rows += [
             Row(f"{name}, median", "s", spread.median),
             Row(f"{name}, maximum", "s", spread.maximum, aim=bound, aim_of="ours"),
@@ -162,8 +164,8 @@ def rows_of(measured: Measured, results: Sequence[DrillResult]) -> list[Row]:
     return rows
 
 
-def _tell(measured: Measured, which: str, result: DrillResult) -> None:
-    say(f"{which}: {measured.name}: found {_s(result.found_s)}, told {_s(result.detected_s)}")
+def _show_run(measured: Measured, which: str, result: DrillResult) -> None:
+    say(f"{which}: {measured.name}: found {_s(result.found_s)}, reported {_s(result.detected_s)}")
 
 
 def _s(seconds: float | None) -> str:

@@ -1,7 +1,7 @@
-"""What the activity that diagnoses machines needs for a thousand of them: seconds, events of the history, bytes.
+"""Measures the activity that diagnoses machines, for a thousand machines: seconds, events of the history, and bytes.
 
-A real Temporal server, the activity in a worker of its own, and simulated agents (real gRPC, canned answers;
-``benchmarks/scale_agents.py``) on one computer. What tests themselves take is not in it.
+It uses a real Temporal server, a worker that only has this activity, and simulated agents with real gRPC
+(``benchmarks/scale_agents.py``), on one computer. The time of the tests themselves is not included.
 
     python -P benchmarks/diagnose.py --machines 1024
 """
@@ -29,7 +29,7 @@ from everstep.model.diagnosis import BETWEEN_MACHINES, Diagnosis, Diagnostic
 from workflows.start_activity import start_activity
 
 ODD = "machine-0007"
-"""The machine whose bits differ."""
+"""The machine whose bits differ in the simulation."""
 
 
 @workflow.defn
@@ -37,13 +37,13 @@ class DiagnoseOnly:
     """A workflow that runs only the activity."""
 
     @workflow.run
-    async def run(self, given: DiagnoseMachines) -> Diagnosis:
-        """Run it."""
-        return await start_activity(given)
+    async def run(self, activity: DiagnoseMachines) -> Diagnosis:
+        """Run the activity."""
+        return await start_activity(activity)
 
 
 async def measure(client: Client, agents: Agents, tests: list[str], found: dict[str, float]) -> str:
-    """Run one diagnosis; returns problems with its answer."""
+    """Run one diagnosis, and add its figures to ``found``; returns a problem with its answer."""
     pool, name = AgentClients(), " ".join(tests) if len(tests) == 1 else f"{len(tests)} tests"
     async with Worker(
         client,

@@ -1,4 +1,4 @@
-"""One recovery under everstep, through Temporal, with the times of its parts."""
+"""Runs recoveries under everstep on a local cluster, and measures the parts of each."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Times:
 
 
 class EverstepSide:
-    """A local cluster of the benchmark's own, in a temporary folder; an async context manager."""
+    """A local cluster in a temporary folder; an async context manager."""
 
     def __init__(self, *, machines: int, standbys: int = 0, at_most: int = 0) -> None:
-        """Not up yet.
+        """Set the sizes of the cluster.
 
         Args:
             machines: Number of machines of the job.
             standbys: Number of further machines.
-            at_most: Number of machines to which the cluster may grow by itself; 0: it does not grow.
+            at_most: Number of machines to which the cluster may grow; 0: it does not grow.
         """
         self._machines, self._standbys, self._at_most = machines, standbys, at_most
         self._count = 0
@@ -97,10 +97,10 @@ class EverstepSide:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def recover(self, script: Path, args: Sequence[str], *, rank: int, at_step: int) -> Recovery:
-        """Kill one rank in the middle of a step; wait for the incident's end.
+        """Kill one rank in the middle of a step, and wait for the end of the incident.
 
         Raises:
-            ClusterError: the job did not recover in time.
+            ClusterError: the job did not recover within the time limit.
         """
         self._count += 1
         name = f"bench-{self._count}"
@@ -125,17 +125,17 @@ class EverstepSide:
         return recovery_of(rank, at_step, report, times, fault_ns=fault_time(plan), seen_ns=seen)
 
     async def lose(self, script: Path, args: Sequence[str], *, machines: Sequence[str], at_step: int) -> float:
-        """Cut machines off their power for good while a job steps on the first machines, of one rank each.
+        """Cut the power of machines for good while a job steps on them, with one rank on each machine.
 
         Returns:
-            Seconds until all ranks have completed a step at full width, on others.
+            Seconds until all ranks have completed a step again, on other machines.
 
         Raises:
-            ClusterError: the job did not recover in time.
+            ClusterError: the job did not recover within the time limit.
         """
         self._count += 1
         name = f"bench-{self._count}"
-        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # no operator needs to approve
+        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # so many evictions need no operator
         spec = JobSpec(
             name=name,
             script=str(script),
@@ -164,13 +164,13 @@ class EverstepSide:
         """Wait until all ranks have completed a step."""
         try:
             async with asyncio.timeout(LIMIT_S):
-                while ((await job_report(self._control, job)).step or 0) < step:  # noqa: ASYNC110 - nobody tells us
+                while ((await job_report(self._control, job)).step or 0) < step:  # noqa: ASYNC110 - queried over the network
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            raise ClusterError(f"{job} did not come to step {step} within {LIMIT_S:.0f} s") from None
+            raise ClusterError(f"{job} did not reach step {step} within {LIMIT_S:.0f} s") from None
 
     def idle_share(self, machine: str, seconds: float) -> float:
-        """The share of a core that a machine takes while nothing is asked of it; waits for so many seconds."""
+        """The share of a core that an idle machine uses, measured for some seconds."""
         cluster = ClusterFile.load(NAME)
         folders = (state_folder(cluster, machine), cluster.shm / machine)
         processes = [psutil.Process(pid) for pid in cluster_processes.of_machine(cluster.id, machine, *folders)]
@@ -179,7 +179,7 @@ class EverstepSide:
         return (sum(map(_cpu_s, processes)) - before) / (time.monotonic() - began)
 
     async def _incident(self, job: str) -> tuple[IncidentReport, Times]:
-        """The job's first incident once it is over, with the times of its activities."""
+        """Wait for the end of the job's first incident; returns its report and the times of its activities."""
         from temporalio.service import RPCError
 
         handle = self._control.client.get_workflow_handle(incident_workflow_id(job, 1), result_type=IncidentReport)
@@ -217,7 +217,7 @@ def _cpu_s(process: psutil.Process) -> float:
 def recovery_of(
     rank: int, at_step: int, report: IncidentReport, times: Times, *, fault_ns: int, seen_ns: int
 ) -> Recovery:
-    """The parts of one recovery, from the fault's own mark, the incident and its history."""
+    """The parts of a recovery, from the mark of the fault, the report of the incident, and the history."""
     assert report.confirmation is not None
     total_s = (report.confirmation.stepped_ns - fault_ns) / 1e9
     within = report.confirmation.parts

@@ -1,4 +1,4 @@
-"""Functions called in forked processes: fresh memory, a CPU clock of their own, and torch imported already."""
+"""Calls functions in forked processes, which have new memory, a CPU clock of their own, and torch imported."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class Forked:
-    """A call in a forked process, which may talk to this one over ``pipe`` on the way.
+    """A call of a function in a forked process, which can answer questions while it runs.
 
     Args:
-        do: Called with its end of the pipe first.
-        args: And then these.
+        do: The function. Its first argument is its end of the pipe.
+        args: Its further arguments.
     """
 
     def __init__(self, do: Callable[..., Any], *args: Any) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe: Connection
-        self.pipe, its = context.Pipe()
-        self._process = context.Process(target=_run, args=(do, self.pipe, its, args))
+        self.pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_run, args=(do, self.pipe, child_end, args))
         self._process.start()
-        its.close()
+        child_end.close()
 
     def ask(self, message: Any = None) -> Any:
-        """Send something and wait for the answer.
+        """Send a question, and wait for the answer.
 
         Raises:
             RuntimeError: the process failed.
@@ -35,19 +35,19 @@ class Forked:
         return self.result()
 
     def result(self) -> Any:
-        """What it sends next: what it returns, at its end.
+        """Wait for the next answer, or for the function's result.
 
         Raises:
             RuntimeError: the process failed.
         """
         try:
-            found, problem = self.pipe.recv()
+            value, problem = self.pipe.recv()
         except EOFError:
             self._process.join()
             raise RuntimeError(f"a process of the benchmark died ({self._process.exitcode})") from None
         if problem:
             raise RuntimeError(problem)
-        return found
+        return value
 
     def close(self) -> None:
         """End the process."""
@@ -58,10 +58,10 @@ class Forked:
 
 
 def call(do: Callable[..., Any], *args: Any) -> Any:
-    """Call in a forked process; its result.
+    """Call a function in a forked process, and return its result.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the function or the process failed.
     """
     forked = Forked(_without_pipe, do, *args)
     try:
@@ -70,20 +70,20 @@ def call(do: Callable[..., Any], *args: Any) -> Any:
         forked.close()
 
 
-def answer(pipe: Connection, found: Any) -> None:
-    """Answer what was asked, from within the forked process."""
-    pipe.send((found, ""))
+def answer(pipe: Connection, value: Any) -> None:
+    """Answer a question, within the forked process."""
+    pipe.send((value, ""))
 
 
 def _without_pipe(_: Connection, do: Callable[..., Any], *args: Any) -> Any:
     return do(*args)
 
 
-def _run(do: Callable[..., Any], other: Connection, pipe: Connection, args: tuple[Any, ...]) -> None:
-    other.close()
+def _run(do: Callable[..., Any], parent_end: Connection, pipe: Connection, args: tuple[Any, ...]) -> None:
+    parent_end.close()
     try:
-        found = (do(pipe, *args), "")
+        message = (do(pipe, *args), "")
     except BaseException as error:
-        found = (None, f"{type(error).__name__}: {error}")
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
-        pipe.send(found)
+        message = (None, f"{type(error).__name__}: {error}")
+    with contextlib.suppress(BrokenPipeError):  # the parent does not wait any more
+        pipe.send(message)

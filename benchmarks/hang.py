@@ -1,9 +1,8 @@
-"""From a hang to a job that steps again, with the default settings: noticed, traced, evicted, restarted; by drill.
+"""Measures the time from a hang until the job steps again without the machine at fault, with the default settings.
 
-8 ranks on 4 machines (tp 2, pp 2, dp 2), two standbys, a model so small that its steps of 0.1 s are rest for the most
-part, where nothing else runs; how long they took is told. Each fault is injected several times, at steps of a seed's
-choice; what counts is the time until all ranks have completed a step without the machine at fault. Elsewhere a hang is
-found by a time-out of 10 to 60 minutes.
+The job has 8 ranks on 4 machines (tp 2, pp 2, dp 2) and two standbys. Its model is so small that the ranks are idle
+during most of each step of 0.1 s; the duration of the steps is shown. Each fault is injected several times as a drill,
+at random steps. Without everstep, a hang ends with a time-out of 10 to 60 minutes.
 
     python -P benchmarks/hang.py
     python -P benchmarks/hang.py --quick --json
@@ -32,7 +31,7 @@ SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "8", "--batch"
 AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloader": 5.0}
 """Fault → seconds until all ranks step again."""
 TRACE_S = 0.5
-"""Aim for the samples of 8 ranks, without the time between them, seconds."""
+"""Aim for taking the samples of 8 ranks, without the time between them, seconds."""
 PARTS = ((Stage.TRACE,), (Stage.STOP,), (Stage.EVICT,), (Stage.RESTORE,), (Stage.REATTEMPT, Stage.CONFIRM))
 DEFAULTS = {name: RecoveryPolicy().value(name) for name in ("hang.floor_s", "hang.idle_floor_s", "hang.stopped_s")}
 
@@ -81,15 +80,17 @@ async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], l
                     continue
                 failures += [f"{fault}: {problem}" for problem in result.problems]
                 results[fault].append(result)
-                say(f"run {run + 1} of {runs}: {fault}: {told(result)}")
+                say(f"run {run + 1} of {runs}: {fault}: {in_words(result)}")
     await asyncio.sleep(0.1)  # the SDK's threads may still be ending
     return results, failures
 
 
-def told(result: DrillResult) -> str:
+def in_words(result: DrillResult) -> str:
     """One run as a line of progress."""
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.stages)
-    return f"steps of {result.step_s or 0:.2f} s, told {result.detected_s} s ({stages}), again {result.recovered_s} s"
+    return (
+        f"steps of {result.step_s or 0:.2f} s, reported {result.detected_s} s ({stages}), again {result.recovered_s} s"
+    )
 
 
 def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
@@ -97,7 +98,7 @@ def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
     rows = []
     times = [result.detected_s for result in results if result.detected_s is not None]
     if times:
-        rows.append(Row(f"{fault}, told, median", "s", Spread.of(times).median))
+        rows.append(Row(f"{fault}, reported, median", "s", Spread.of(times).median))
     for stages in PARTS:
         took = [sum(seconds for name, seconds in result.stages if name in stages) for result in results]
         if took:

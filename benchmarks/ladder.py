@@ -1,10 +1,10 @@
-"""What each rung of the ladder costs, and the whole ladder down to a machine that computes wrongly; by drill.
+"""Measures the time of each rung of the ladder, and of the complete ladder for a machine that computes wrong gradients.
 
-Jobs of 4, 8 and 16 local machines of one rank each, with one machine beside them. On one of its machines a gradient has
-a wrong bit, and only where the job exchanges data: the machine's tests pass, a restart does not help, and the replay
-finds it. Then new code fails after a step and is taken back. What a rung costs is what its incident says
-(``IncidentReport.tried``); the whole ladder takes from the fault to the step of all ranks without that machine. Beside
-it ByteRobust's table 6: 4,289 s on average until a NaN was located.
+Jobs run on 4, 8 and 16 local machines with one rank each, and there is one spare machine. On one machine a gradient has
+a wrong bit, but only in jobs of several machines: the machine's tests pass, a restart does not help, and the replay
+finds the machine. In other jobs new code fails after a step and is rolled back. The time of a rung is that of the
+incident's report. The time of the complete ladder is that from the fault until all ranks step without the machine. The
+peer is ByteRobust's table 6: 4,289 s on average until a NaN was located.
 
     python -P benchmarks/ladder.py
     python -P benchmarks/ladder.py --quick --json
@@ -30,7 +30,7 @@ SIZES = (4, 8, 16)
 AIM_MACHINES, AIM_S = 8, 60.0
 """The aim for the whole ladder: seconds with this many machines."""
 PAPER_S = 4289.0
-"""ByteRobust, table 6: until a NaN was located, on average; on its machines."""
+"""Average time until a NaN was located, seconds (ByteRobust, table 6)."""
 PARTS: Mapping[str, dict[str, Any]] = {
     "bitflip": {"only_in_job": True, "at_step": 12, "steps": 40},
     "bad-version": {"fails_after": 1, "at_step": 12, "steps": 60},
@@ -61,8 +61,8 @@ def main() -> None:
     rows = [row for machines in sizes for row in rows_of(machines, results)]
     if options.json:
         every = {f"{fault}, {machines} machines": found for (machines, fault), found in results.items()}
-        told = {name: [result.model_dump() for result in found] for name, found in every.items()}
-        show_json("ladder", rows, runs=told, failures=failures)
+        dumped = {name: [result.model_dump() for result in found] for name, found in every.items()}
+        show_json("ladder", rows, runs=dumped, failures=failures)
     elif rows:
         show("ladder", rows, [f"The peer is table 6 of ByteRobust: {PAPER_S:,.0f} s until a NaN was located, there."])
     finish(failures)
@@ -88,7 +88,7 @@ async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, 
                         continue
                     failures += [f"{name}: {problem}" for problem in result.problems]
                     tried = {rung for rung, _ in result.tried}
-                    failures += [f"{name}: it came to no {rung}" for rung in RUNGS[fault] if rung not in tried]
+                    failures += [f"{name}: it did not reach {rung}" for rung in RUNGS[fault] if rung not in tried]
                     results[machines, fault].append(result)
                     costs = ", ".join(f"{rung} {seconds:.1f} s" for rung, seconds in result.tried)
                     say(f"run {run} of {runs}: {name}: {costs}; all ranks step again after {result.recovered_s} s")
@@ -97,16 +97,16 @@ async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, 
 
 
 def rows_of(machines: int, results: Mapping[tuple[int, str], Sequence[DrillResult]]) -> list[Row]:
-    """Median and maximum of each rung, and of the whole ladder, with so many machines."""
+    """Rows with median and maximum of each rung, and of the complete ladder, for a number of machines."""
     rows = []
     for fault, rungs in RUNGS.items():
         found = results.get((machines, fault), [])
         for rung in rungs:
             costs = [seconds for result in found for name, seconds in result.tried if name == rung]
             rows += _spread(f"{machines} machines, {rung}", costs)
-    whole = [seconds for result in results.get((machines, "bitflip"), []) if (seconds := result.recovered_s)]
+    complete = [seconds for result in results.get((machines, "bitflip"), []) if (seconds := result.recovered_s)]
     aim = AIM_S if machines == AIM_MACHINES else None
-    return rows + _spread(f"{machines} machines, the whole ladder", whole, peer=PAPER_S, aim=aim)
+    return rows + _spread(f"{machines} machines, the complete ladder", complete, peer=PAPER_S, aim=aim)
 
 
 def _spread(name: str, values: Sequence[float], *, peer: float | None = None, aim: float | None = None) -> list[Row]:

@@ -1,9 +1,10 @@
-"""What the monitor costs: CPU time of an agent with its inspections and of one without, and what a step notices.
+"""Measures the cost of inspections: the CPU time of an agent with and without them, and the effect on training steps.
 
-Two real agents run side by side on this computer for some time, one with all inspections at their default periods, one
-with none; their CPU time is read from /proc. Then steps of a small model are timed in blocks of some seconds, by turns
-with one of them running and the other one stopped (SIGSTOP), the first of each pair the other one each time. An agent
-that goes on makes up for all looks that are due: there are more of them in a block than in as long a time of its life.
+Two real agents run on this computer for some time, one with all inspections at their default periods and one without
+any, and their CPU times are compared. Then steps of a small model are measured in blocks of some seconds. In each pair
+of blocks first one agent runs and the other one is stopped (SIGSTOP), and then the other way round; the order changes
+each time. An agent that resumes runs all inspections that are due, so a block has more inspections than the same time
+normally has.
 
     python -P benchmarks/monitor.py
     python -P benchmarks/monitor.py --quick --json
@@ -29,7 +30,7 @@ from benchmarks.blocks import fastest, interval, mean, median
 from benchmarks.common import Row, finish, say, show, show_json
 
 CORE_SHARE, STEP_RATIO = 0.01, 1.01
-"""Aims: of one core, and of the time of a step (ours, for "no measurable change")."""
+"""Aims: share of one core, and ratio of the durations of a step."""
 BLOCK_S, SIZE = 10.0, 256
 """Length of a block, seconds (the period of GPU inspections); width of the matrices."""
 
@@ -49,10 +50,10 @@ def main() -> None:
         agent(Path(folder) / "without", "off = true") as idle,
     ):
         say("both agents are up")
-        time.sleep(5)  # starting is not what is measured
-        before = [_cpu_s(one) for one in (inspecting, idle)]
+        time.sleep(5)  # the start of the agents does not count
+        before = [_cpu_s(process) for process in (inspecting, idle)]
         time.sleep(seconds)
-        shares = [(_cpu_s(one) - was) / seconds for one, was in zip((inspecting, idle), before, strict=True)]
+        shares = [(_cpu_s(process) - used) / seconds for process, used in zip((inspecting, idle), before, strict=True)]
         say(f"{shares[0]:.2%} and {shares[1]:.2%} of one core")
         beside, alone = _steps(inspecting, idle, pairs)
     rows = [
@@ -73,7 +74,7 @@ def main() -> None:
 
 @contextmanager
 def agent(folder: Path, settings: str) -> Iterator[psutil.Process]:
-    """A real agent with these settings of its monitor, until the block ends."""
+    """Run a real agent with these settings of its monitor while the block runs."""
     folder.mkdir()
     (folder / "monitor.toml").write_text(settings)
     shm = Path("/dev/shm") / f"everstep-bench-{os.getpid()}-{folder.name}"
@@ -106,7 +107,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _steps(inspecting: psutil.Process, idle: psutil.Process, pairs: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Times of steps with one and with the other agent running, block by block."""
+    """Durations of steps while one agent runs, and while the other one runs, block by block."""
     step = _training()
     found: dict[int, list[list[float]]] = {inspecting.pid: [], idle.pid: []}
     for process in (inspecting, idle):
@@ -122,7 +123,7 @@ def _steps(inspecting: psutil.Process, idle: psutil.Process, pairs: int) -> tupl
 
 
 def _training() -> Callable[[], None]:
-    """A step of a small model, on one core: most machines have some to spare beside the ranks' own."""
+    """A function that makes a step of a small model on one core."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,11 +1,10 @@
-"""How long from a SIGKILL of a rank to the next step of all ranks: everstep, torchrun, NVRx in-process.
+"""Measures the time from a SIGKILL of a rank to the next step of all ranks: everstep, torchrun, and NVRx in-process.
 
-The example GPT on 8 ranks (tp 2, pp 2, dp 2; 4 machines of 2 ranks under everstep) loses one rank, chosen by a
-seed, between backward and the optimizer's step. The sides take turns in one session and swap their order, so that
-what else the computer does hits all of them. The clock runs from the fault's own mark to the first step
-that *all* ranks have completed at full width: under everstep through Temporal, with the state of the step before
-restored and the new step saved; under torchrun from the beginning of the training, as the script has no other
-checkpoint. NVRx restarts the surviving processes and goes on with 7 ranks of a toy loop: it replaces nobody.
+The example GPT runs on 8 ranks (tp 2, pp 2, dp 2; on 4 machines of 2 ranks under everstep). A random rank is killed
+between backward and the optimizer's step. The sides take turns and change their order, so that other programs disturb
+all of them alike. The time counts from the mark of the fault to the first step that all ranks have completed. everstep
+restores the state of the previous step and saves the new one. torchrun starts the training from the beginning, since
+the script has no other checkpoint. NVRx restarts the surviving processes and continues a toy loop with 7 ranks.
 
     python -P benchmarks/recovery.py
     python -P benchmarks/recovery.py --quick --json
@@ -34,7 +33,7 @@ RANKS, MACHINES = 8, 4
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
 SCRIPT_ARGS = ("--steps", "1000000", "--tp", "2", "--pp", "2")
 FIRST_STEP, LAST_STEP = 20, 40
-"""The fault strikes in one of these steps: late enough that every start-up cost is over."""
+"""The fault strikes in one of these steps, when all costs of the start are over."""
 AGAINST_TORCHRUN, STRETCH, AGAINST_NVRX, AIM_S = 1 / 5, 1 / 8, 1.0, 0.5
 
 
@@ -46,13 +45,13 @@ class Results:
     torchrun: list[Recovery] = field(default_factory=list)
     nvrx: list[Recovery] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """Sides that did not run or did not come back, and why: ours is no exception."""
+    """Sides that did not run or did not recover, with the reasons."""
     runs: int = 0
     """Number of faults for each side."""
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:
-        """A failure leaves its place empty; it does not end the benchmark."""
+        """Record a failure of the block, which does not end the benchmark."""
         try:
             yield
         except (PeerFailed, EverstepError, TimeoutError) as error:
@@ -69,12 +68,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--peers", default="torchrun,nvrx", help="which of torchrun, nvrx to run (default: both)")
     options = parser.parse_args()
-    # The cluster and the peers are ended on the way out, whoever asks for it.
+    # SIGTERM acts as Ctrl-C, so that the cluster and the peers are ended.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     results = asyncio.run(measure(3 if options.quick else options.runs, options.seed, options.peers.split(",")))
     rows = summarise(results)
     if options.json:
-        runs = {name: [asdict(one) for one in getattr(results, name)] for name in ("ours", "torchrun", "nvrx")}
+        runs = {
+            name: [asdict(recovery) for recovery in getattr(results, name)] for name in ("ours", "torchrun", "nvrx")
+        }
         show_json("recovery", rows, runs=runs, failures=results.failures)
     else:
         notes = [where_it_went("everstep", results.ours), where_it_went("torchrun", results.torchrun)]
@@ -90,7 +91,7 @@ async def measure(runs: int, seed: int, peers: Sequence[str]) -> Results:
     except asyncio.CancelledError:
         INTERRUPTED.set()
         raise
-    # The SDK's threads may still be ending; a return at this moment can crash the interpreter.
+    # Wait for the SDK's threads: the interpreter can crash if they end after this.
     await asyncio.sleep(0.1)
     return results
 
@@ -106,7 +107,7 @@ async def _measure(results: Results, runs: int, chosen: random.Random, peers: Se
                 turns: list[Torchrun | Nvrx | None] = [None, *sides]
                 for side in turns if run % 2 == 0 else turns[::-1]:
                     if side is None:
-                        with results.noting("everstep"):  # without its sizes: they are the job's
+                        with results.noting("everstep"):  # the job has the sizes, so they are no arguments
                             ours = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
                             results.ours.append(ours)
                     else:
@@ -123,7 +124,7 @@ class Torchrun:
         self._results = results
 
     def recover(self, folder: Path, rank: int, at_step: int) -> None:
-        """One recovery; a failure is noted."""
+        """Measure one recovery; a failure is recorded."""
         with self._results.noting("torchrun"):
             found = torchrun.recover(folder, SCRIPT, SCRIPT_ARGS, ranks=RANKS, rank=rank, at_step=at_step)
             self._results.torchrun.append(found)
@@ -138,13 +139,13 @@ class Nvrx:
 
     @classmethod
     def made(cls, results: Results) -> Nvrx | None:
-        """With its environment; None where it cannot be made, which is noted."""
+        """Make the side with its environment; None: the environment cannot be made, which is recorded."""
         with results.noting("NVRx in-process"):
             return cls(results, nvrx.python())
         return None
 
     def recover(self, folder: Path, rank: int, at_step: int) -> None:
-        """One recovery; a failure is noted. Rank 0 holds its store and is spared: the next rank takes its place."""
+        """Measure one recovery; a failure is recorded. Instead of rank 0, which has the store, rank 1 is killed."""
         with self._results.noting("NVRx in-process"):
             found = nvrx.recover(self._interpreter, folder, ranks=RANKS, rank=max(rank, 1), at_step=at_step)
             self._results.nvrx.append(found)
@@ -156,10 +157,10 @@ def _last(results: Results) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """The rows: against each peer, against the clock, and by part."""
-    ours, other, shrunk = ([one.seconds for one in found] for found in (results.ours, results.torchrun, results.nvrx))
+    """Rows that compare everstep with each peer and with the aim, and rows for the parts."""
+    ours, other, shrunk = ([run.seconds for run in found] for found in (results.ours, results.torchrun, results.nvrx))
     if not ours:
-        return [_came_back(results, name) for name in ("torchrun", "nvrx")]
+        return [_recovered(results, name) for name in ("torchrun", "nvrx")]
     what = "fault to next step of all ranks"
     rows = rows_of(f"{what}, torchrun", "s", ours, other, aim=AGAINST_TORCHRUN)
     median = Spread.of(ours).median
@@ -167,28 +168,28 @@ def summarise(results: Results) -> list[Row]:
     rows += rows_of(f"{what}, NVRx (7 of 8 ranks)", "s", ours, shrunk, aim=AGAINST_NVRX)
     rows.append(Row(f"{what}, median", "s", median, None, AIM_S, aim_of="ours"))
     for part in (*PARTS, UNACCOUNTED):
-        rows.append(Row(f"part: {part}, median", "s", Spread.of([one.parts[part] for one in results.ours]).median))
-    return [*rows, *(_came_back(results, name) for name in ("torchrun", "nvrx"))]
+        rows.append(Row(f"part: {part}, median", "s", Spread.of([run.parts[part] for run in results.ours]).median))
+    return [*rows, *(_recovered(results, name) for name in ("torchrun", "nvrx"))]
 
 
-def _came_back(results: Results, peer: str) -> Row:
-    """Times are of the runs that came back, so it is said of how many."""
-    name = f"came back, of {results.runs} runs, {peer}"
+def _recovered(results: Results, peer: str) -> Row:
+    """The row with the number of runs that recovered, which are those with times."""
+    name = f"recovered, of {results.runs} runs, {peer}"
     return Row(name, "runs", len(results.ours), len(getattr(results, peer)), larger=True)
 
 
 def where_it_went(name: str, found: Sequence[Recovery]) -> str:
-    """A table of the parts: median, p90, maximum, and the share of the mean of the total."""
+    """A table of the parts, with median, p90, maximum, and share of the total."""
     if not found:
         return ""
-    total = sum(one.seconds for one in found)
+    total = sum(run.seconds for run in found)
     lines = [f"Where {name}'s time went (s)            median     p90     max   share of all"]
     for part in found[0].parts:
-        values = [one.parts[part] for one in found]
+        values = [run.parts[part] for run in found]
         spread = Spread.of(values)
         share = sum(values) / total
         lines.append(f"  {part:32} {spread.median:7.3f} {spread.p90:7.3f} {spread.maximum:7.3f} {share:10.1%}")
-    spread = Spread.of([one.seconds for one in found])
+    spread = Spread.of([run.seconds for run in found])
     lines.append(f"  {'total':32} {spread.median:7.3f} {spread.p90:7.3f} {spread.maximum:7.3f} {1:10.1%}")
     return "\n".join(lines)
 

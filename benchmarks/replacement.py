@@ -1,14 +1,14 @@
-"""How long from machines that lose their power to the next step of all ranks, on other machines.
+"""Measures the time from the loss of machines to the next step of all ranks, on other machines.
 
-Sides, in one session, one after the other: everstep with the standbys that the paper's rule asks for; everstep with
-one for every machine that is lost; torchrun where all begins anew (requeue); torchrun where only the lost machines
-are replaced (reschedule). Both of torchrun's are in its favour: it is told of the loss, machines are there at once,
-and no checkpoint is read; everstep has to find out, and restores the step before.
+Four sides take turns: everstep with the number of standbys of ByteRobust's rule (standbys); everstep with a standby for
+each lost machine (unlimited); torchrun that starts the complete job again (requeue); and torchrun that replaces only
+the lost machines (reschedule). Both of torchrun's sides are favoured: the loss is known at once, new machines are
+ready, and no checkpoint is read. everstep has to detect the loss, and restores the previous step.
 
-The job has 6 machines of 1 rank; 1, 2 and 3 of them are lost at once, no two of which have each other's backups. The
-weighted time is that of ByteRobust's figure 12: over 1 to P99 evictions by the binomial over 128 machines, and a
-catastrophic loss of more machines than there are standbys, with 1 %; here that is 3, of which everstep has to
-provision one.
+The job has 6 machines with one rank each. 1, 2 or 3 machines are lost at once, and no two of them have each other's
+backups. The weighted time is that of ByteRobust's figure 12: the mean over 1 to P99 evictions by the binomial
+distribution for 128 machines, and with a weight of 1 % a loss of more machines than there are standbys. Here that is
+the loss of 3 machines, for which everstep has to provision one.
 
     python -P benchmarks/replacement.py
     python -P benchmarks/replacement.py --rounds 1 --json
@@ -33,14 +33,14 @@ from everstep.errors import EverstepError
 
 MACHINES = 6
 LOST = (1, 3, 5)
-"""Numbers of the machines that are lost, the first one alone, the first two, all: their backups are on others."""
+"""Numbers of the lost machines: the first, the first two, or all. Their backups are on other machines."""
 STANDBYS = 2
 AT_STEP = 20
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
 ARGS = ("--steps", "1000000")
 WEIGHED, RATE, CATASTROPHE = 128, 0.0012, 0.01
-"""Machines that are weighed for, how many of them fail in a day (ByteRobust, table 5), and how often many do at once
-(figure 12)."""
+"""Number of machines for the weights, the share of them that fails in a day (ByteRobust, table 5), and the weight of a
+loss of many machines (figure 12)."""
 IDLE_S = 30.0
 SIDES = ("standbys", "unlimited", "requeue", "reschedule")
 AGAINST_REQUEUE, AGAINST_RESCHEDULE, AGAINST_UNLIMITED, AIM_S, IDLE_AIM = 1 / 10.9, 1 / 5.4, 1.05, 1.5, 0.01
@@ -48,32 +48,29 @@ AGAINST_REQUEUE, AGAINST_RESCHEDULE, AGAINST_UNLIMITED, AIM_S, IDLE_AIM = 1 / 10
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds, by side and number of lost machines."""
+    """The measurements of all sides."""
 
     seconds: dict[str, dict[int, list[float]]] = field(default_factory=lambda: {side: {} for side in SIDES})
     idle: list[float] = field(default_factory=list)
-    """Shares of a core that an idle standby takes."""
+    """Shares of a core that an idle standby uses."""
     failures: list[str] = field(default_factory=list)
 
-    def take(self, side: str, lost: int, seconds: float) -> None:
-        """One more."""
+    def add(self, side: str, lost: int, seconds: float) -> None:
+        """Add the time of one loss."""
         self.seconds[side].setdefault(lost, []).append(seconds)
         say(f"  {side}, {lost} lost: {seconds:.2f} s")
 
     def weighted(self, side: str) -> float | None:
-        """Figure 12's time of one side; None: a part is missing."""
+        """The weighted time of a side; None: a loss was not measured."""
         medians = {lost: Spread.of(values).median for lost, values in self.seconds[side].items()}
         return weighted(medians)
 
 
 def weighted(seconds: dict[int, float]) -> float | None:
-    """The mean over losses of 1 to P99 machines by the binomial, and over a catastrophic one.
+    """The weighted time of ByteRobust's figure 12; None: a loss was not measured.
 
     Args:
-        seconds: By number of lost machines; the largest number is the catastrophe.
-
-    Returns:
-        None: one of them is missing.
+        seconds: Number of lost machines → seconds; the largest number has the weight of a loss of many machines.
     """
     p99 = binomial_quantile(WEIGHED, RATE)
     if set(seconds) != {*range(1, p99 + 1), len(LOST)}:
@@ -100,7 +97,7 @@ def main() -> None:
 
 
 async def measure(rounds: int, sides: Sequence[str]) -> Measured:
-    """All sides in turn, in another order each time."""
+    """Measure all sides in turn, in another order in each round."""
     measured = Measured()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         for number in range(rounds):
@@ -119,30 +116,30 @@ async def measure(rounds: int, sides: Sequence[str]) -> Measured:
 
 
 async def _ours(measured: Measured, side: str) -> None:
-    """Each loss on a cluster of its own: what was lost stays away."""
+    """Measure each loss on a new cluster, since lost machines stay away."""
     for count in range(1, len(LOST) + 1):
         standbys = STANDBYS if side == "standbys" else len(LOST)
         async with EverstepSide(machines=MACHINES, standbys=standbys, at_most=MACHINES + len(LOST)) as cluster:
             if count == 1 and side == "standbys":
                 measured.idle.append(await asyncio.to_thread(cluster.idle_share, f"m{MACHINES}", IDLE_S))
             lost = [f"m{number}" for number in LOST[:count]]
-            measured.take(side, count, await cluster.lose(SCRIPT, ARGS, machines=lost, at_step=AT_STEP))
+            measured.add(side, count, await cluster.lose(SCRIPT, ARGS, machines=lost, at_step=AT_STEP))
 
 
 def _theirs(measured: Measured, side: str, folder: Path) -> None:
-    if side == "requeue":  # the same however many are lost
+    if side == "requeue":  # its time does not depend on the number of lost machines
         seconds = torchrun_machines.requeue(folder, SCRIPT, ARGS, machines=MACHINES)
         for count in range(1, len(LOST) + 1):
-            measured.take(side, count, seconds)
+            measured.add(side, count, seconds)
         return
     for count in range(1, len(LOST) + 1):
         lost = LOST[:count]
         seconds = torchrun_machines.reschedule(folder / str(count), SCRIPT, ARGS, machines=MACHINES, lost=lost)
-        measured.take(side, count, seconds)
+        measured.add(side, count, seconds)
 
 
 def rows_of(measured: Measured) -> list[Row]:
-    """One machine lost, the weighted times, and what a standby costs."""
+    """Rows for the loss of one machine, for the weighted times, and for an idle standby."""
     one = {side: Spread.of(found[1]) for side, found in measured.seconds.items() if 1 in found}
     ours, weights = one.get("standbys"), {side: measured.weighted(side) for side in SIDES}
     rows = []
@@ -161,7 +158,7 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def each(measured: Measured) -> str:
-    """A table of the medians."""
+    """A table of the median times."""
     lines = [f"Median seconds, by machines lost{'1':>10}{'2':>8}{'3':>8}"]
     for side, found in measured.seconds.items():
         cells = "".join(f"{Spread.of(found[k]).median:8.2f}" if k in found else f"{'-':>8}" for k in (1, 2, 3))

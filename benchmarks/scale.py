@@ -1,7 +1,8 @@
-"""What a worker needs for thousands of machines: watching them, one rank killed, all ranks gone, agents that refuse.
+"""Measures a worker that watches thousands of machines: while nothing happens, and after faults.
 
-A real Temporal server, a real worker with its watcher, and simulated agents (real gRPC, no ranks;
-``benchmarks/scale_agents.py``) on one computer. With ``--against`` the same worker of another checkout is measured too.
+One rank is killed, all ranks exit, and the agents of a third of the machines stop. A real Temporal server, a real
+worker with its watcher, and simulated agents with real gRPC but without ranks (``benchmarks/scale_agents.py``) run on
+one computer. ``--against`` also measures the worker of another checkout.
 
     python -P benchmarks/scale.py --machines 500
     python -P benchmarks/scale.py --machines 1000 --against ../everstep-before --json
@@ -45,7 +46,7 @@ from workflows.job import JobWorkflow
 HERE = Path(__file__).resolve().parent
 JOB, RANKS = "large", 8
 WATCH_S, PHASE_S = 15.0, 180.0
-"""How long is watched, and how long an incident may take before it counts as failed, seconds."""
+"""Time for which the worker is measured while it watches, and longest time of an incident, seconds."""
 
 
 class DidNotEnd(Exception):
@@ -58,37 +59,37 @@ class Side:
 
     code: Path
     found: dict[str, float] = field(default_factory=dict)
-    """Name of a figure → value."""
+    """Name of a figure → its value."""
     failed: list[str] = field(default_factory=list)
 
 
 class Worker:
-    """The worker's process, and what it costs."""
+    """The process of a worker, and the resources that it uses."""
 
     def __init__(self, side: Side, folder: Path, address: str) -> None:
-        held = folder / "held"
-        held.write_bytes(bytes(16))
+        blocked = folder / "blocked"
+        blocked.write_bytes(bytes(16))
         environment = os.environ | {"PYTHONPATH": str(side.code), "TEMPORAL_ADDRESS": address}
-        command = [sys.executable, "-P", str(HERE / "scale_worker.py"), str(held), f"sqlite:///{folder}/ledger.db"]
+        command = [sys.executable, "-P", str(HERE / "scale_worker.py"), str(blocked), f"sqlite:///{folder}/ledger.db"]
         with (folder / "worker.log").open("wb") as log:
             self._process = psutil.Popen(command, env=environment, stderr=log, stdout=log, cwd=folder)
-        with held.open("r+b") as file:
-            self._held = mmap.mmap(file.fileno(), 16)
+        with blocked.open("r+b") as file:
+            self._blocked = mmap.mmap(file.fileno(), 16)
 
     def begin(self) -> tuple[float, float]:
-        """A phase begins; give what is returned to :meth:`cost`."""
-        self._held[:16] = bytes(16)
+        """Begin a phase; returns the argument for :meth:`cost`."""
+        self._blocked[:16] = bytes(16)
         return time.monotonic(), self._cpu_s()
 
     def cost(self, began: tuple[float, float]) -> dict[str, float]:
-        """The resources used since then, by the names of the figures."""
+        """Name of a figure → the resources used since the begin of the phase."""
         cpu_s = self._cpu_s() - began[1]
-        held_s, held_cpu_s = struct.unpack("dd", self._held[:16])
+        blocked_s, blocked_cpu_s = struct.unpack("dd", self._blocked[:16])
         return {
             "CPU of the worker, s": cpu_s,
             "cores of the worker": cpu_s / (time.monotonic() - began[0]),
-            "loop held at most, s": held_s,
-            "loop held at most, s of its CPU": held_cpu_s,
+            "loop blocked at most, s": blocked_s,
+            "loop blocked at most, s of its CPU": blocked_cpu_s,
             "memory, MB": float(self._process.memory_info().rss / 1e6),
         }
 
@@ -111,12 +112,12 @@ class Agents:
     def __init__(self, machines: int) -> None:
         command = [sys.executable, "-P", str(HERE / "scale_agents.py"), "--machines", str(machines), "--job", JOB]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.machines = [Machine.model_validate(one) for one in json.loads(self._line())]
+        self.machines = [Machine.model_validate(machine) for machine in json.loads(self._line())]
 
-    def do(self, what: str) -> int:
-        """Let something go wrong; returns when, ns of the wall clock."""
+    def do(self, command: str) -> int:
+        """Send a command to the simulator; returns the time by the wall clock, nanoseconds."""
         assert self._process.stdin
-        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
         return int(self._line())
 
@@ -132,7 +133,7 @@ class Agents:
 
 @contextlib.asynccontextmanager
 async def temporal() -> AsyncIterator[tuple[Client, str]]:
-    """A server of its own, and its address."""
+    """Run a Temporal server; yields a client, and the address."""
     found = temporal_binary.installed(say) or temporal_binary.obtain(say)
     settings = [part for pair in DYNAMIC_CONFIG.items() for part in ("--dynamic-config-value", "=".join(pair))]
     async with await WorkflowEnvironment.start_local(
@@ -147,7 +148,7 @@ async def temporal() -> AsyncIterator[tuple[Client, str]]:
 
 
 class Measuring:
-    """One side, from the start of a job to its end."""
+    """Measures one side, from the start of a job to its end."""
 
     def __init__(self, side: Side, client: Client, worker: Worker, agents: Agents) -> None:
         self._side, self._client, self._worker, self._agents = side, client, worker, agents
@@ -178,7 +179,7 @@ class Measuring:
         self._costs("start", cost)
 
     async def _watch(self, phase: str) -> None:
-        await asyncio.sleep(5.0)  # what came before settles
+        await asyncio.sleep(5.0)  # the work of the last phase ends
         cost = self._worker.begin()
         await asyncio.sleep(WATCH_S)
         self._costs(phase, cost)
@@ -188,17 +189,17 @@ class Measuring:
         fault_ns = self._agents.do(fault)
         state = await self._until(phase, lambda state: len(state.incidents) >= number and state.status == "running")
         self._costs(phase, cost)
-        one = state.incidents[number - 1]
-        handle: Any = self._client.get_workflow_handle(one.id, result_type=IncidentReport)
+        incident = state.incidents[number - 1]
+        handle: Any = self._client.get_workflow_handle(incident.id, result_type=IncidentReport)
         opened = (await handle.describe()).start_time
         self._note(f"{phase}: incident begun, s", opened.timestamp() - fault_ns / 1e9)
         report: IncidentReport = await handle.result()
         for stage in ("stop", "decide", "reattempt", "confirm"):
-            took_s = sum(one.seconds for one in report.timings if one.name == stage)
+            took_s = sum(timing.seconds for timing in report.timings if timing.name == stage)
             self._note(f"{phase}: {stage} took, s", took_s)
         self._note(f"{phase}: recovered, s", report.seconds or 0.0)
 
-    async def _until(self, what: str, ready: Any) -> JobState:
+    async def _until(self, phase: str, ready: Any) -> JobState:
         deadline = time.monotonic() + PHASE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(Exception):  # the worker is busy, or not up yet
@@ -208,7 +209,7 @@ class Measuring:
                 if ready(state):
                     return state
             await asyncio.sleep(0.25)
-        raise DidNotEnd(f"{self._side.code}: {what}: not within {PHASE_S:.0f} s")
+        raise DidNotEnd(f"{self._side.code}: {phase}: not within {PHASE_S:.0f} s")
 
     def _costs(self, phase: str, cost: tuple[float, float]) -> None:
         for name, value in self._worker.cost(cost).items():

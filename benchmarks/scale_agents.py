@@ -1,8 +1,8 @@
-"""Agents of many machines in one process, that answer as real ones would: gRPC as it is, and no ranks behind it.
+"""Simulates the agents of many machines in one process, with real gRPC and without ranks.
 
-Lines on stdin say what goes wrong, and each is answered by a line with the time in ns of the wall clock: ``kill RANK``,
-``exit`` (all ranks), ``refuse SHARE`` (of the machines: their agents are gone), ``serve`` (they are back). The first
-line on stdout is the machines, as JSON.
+The first line on stdout lists the machines as JSON. Each line on stdin is a command: ``kill RANK``, ``exit`` (all
+ranks), ``refuse SHARE`` (the agents of a share of the machines stop), or ``serve`` (they start again). Its answer is a
+line with the time by the wall clock, nanoseconds.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Training:
     generation: int = 0
     begun_with: int = 0
     stepping_at: float = 0.0
-    """When the first step is complete, ``time.monotonic``."""
-    stands_at: float | None = None
-    """When it broke."""
+    """Time of the first complete step, ``time.monotonic``."""
+    broken_at: float | None = None
+    """Time at which a rank ended, so that no rank steps; None: the ranks step."""
 
     def launch(self, generation: int, resume_step: int) -> None:
-        """Begin the next generation, with the first agent that launches it."""
+        """Begin the next generation; only the first agent that launches it changes anything."""
         if generation > self.generation:
-            self.generation, self.begun_with, self.stands_at = generation, max(resume_step, 0), None
+            self.generation, self.begun_with, self.broken_at = generation, max(resume_step, 0), None
             self.stepping_at = time.monotonic() + self.restart_s
 
     def steps(self) -> int:
         """Completed steps of all ranks."""
-        now = time.monotonic() if self.stands_at is None else self.stands_at
+        now = time.monotonic() if self.broken_at is None else self.broken_at
         done = (now - self.stepping_at) // self.step_s + 1 if now >= self.stepping_at else 0
         return self.begun_with + int(done)
 
@@ -59,7 +59,8 @@ class Training:
 class SimulatedAgent(FakeAgent):
     """The agent of one simulated machine.
 
-    It keeps its observations itself: a real log writes each down, and 8,000 at once would hold up all agents here.
+    It keeps its observations in memory: a real log would write 8,000 of them at once, which would block all agents
+    here.
     """
 
     def __init__(self, index: int, machines: int, training: Training) -> None:
@@ -69,8 +70,8 @@ class SimulatedAgent(FakeAgent):
         self.launched = 0
         self.stopped = 0
         self.ended: dict[int, pb.Exit] = {}
-        """Rank → end, in the generation at hand."""
-        self.said: list[pb.Observation] = []
+        """Rank → its end, in the current generation."""
+        self.observations: list[pb.Observation] = []
         self.news = asyncio.Event()
         name = f"machine-{index:04d}"
         super().__init__(
@@ -91,15 +92,15 @@ class SimulatedAgent(FakeAgent):
         )
 
     def ranks(self, machine: int | None = None) -> range:
-        """Of this machine, or another."""
+        """The ranks of a machine, by default of this one."""
         first = self.training.ranks * (self.index if machine is None else machine)
         return range(first, first + self.training.ranks)
 
     def end(self, rank: int, end: pb.Exit, job: str) -> None:
-        """A rank ends."""
+        """Let a rank end, and observe that."""
         self.ended[rank] = end
-        number = len(self.said) + 1
-        self.said.append(
+        number = len(self.observations) + 1
+        self.observations.append(
             pb.Observation(
                 sequence=number,
                 id=f"{self.machine}-{number}",
@@ -113,7 +114,7 @@ class SimulatedAgent(FakeAgent):
         self.news.set()
 
     def _launch(self, request: pb.LaunchRequest) -> pb.LaunchReply:
-        """The ranks begin."""
+        """Launch the ranks."""
         self.training.launch(request.generation, request.resume_step)
         self.launched = request.generation
         self.ended.clear()
@@ -123,7 +124,7 @@ class SimulatedAgent(FakeAgent):
         return pb.LaunchReply(generation=request.generation, ranks=ranks)
 
     def _stop(self, request: pb.StopRequest) -> pb.StopReply:
-        """How the ranks ended, and their own copies and a neighbour's of two steps."""
+        """Stop the ranks; the reply has copies of two steps, of these ranks and of a neighbour's."""
         self.stopped, now, steps = request.generation, time.time_ns(), self.training.steps()
         killed = pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now)
         neighbour = self.ranks((self.index + 1) % self.machines)
@@ -160,7 +161,7 @@ class SimulatedAgent(FakeAgent):
         )
 
     def _diagnose(self, request: pb.DiagnoseRequest) -> Answer:
-        """All tests found nothing, with as much to say as those of a machine of 8 ranks; machine 7 has other bits."""
+        """Pass all tests, with replies of the size for 8 ranks; the bits of machine 7 differ."""
         replies = all_is_well(request)
         for reply in replies if isinstance(replies, list) else []:
             if reply.HasField("said") and reply.said.name == "bitwise":
@@ -173,18 +174,18 @@ class SimulatedAgent(FakeAgent):
         return replies
 
     async def _observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
-        """What was said, and live."""
+        """Yield all observations after a number, and then each new one."""
         after = request.after_sequence
         while True:
-            for one in self.said[after:]:
-                after = one.sequence
-                yield one
+            for observation in self.observations[after:]:
+                after = observation.sequence
+                yield observation
             await self._wait(60.0)
 
     async def _progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
         """Yield the progress of the ranks, at each change and once a second."""
         while True:
-            yield self._standing()
+            yield self._ranks_now()
             await self._wait(self.training.wait_s())
 
     async def _wait(self, seconds: float) -> None:
@@ -197,7 +198,7 @@ class SimulatedAgent(FakeAgent):
         if self.news is news:
             self.news = asyncio.Event()
 
-    def _standing(self) -> pb.ProgressReply:
+    def _ranks_now(self) -> pb.ProgressReply:
         now, steps, training = time.time_ns(), self.training.steps(), self.training
         if not self.launched:
             return pb.ProgressReply(time_ns=now)
@@ -221,7 +222,7 @@ class SimulatedAgent(FakeAgent):
         return pb.ProgressReply(time_ns=now, generation=self.launched, ranks=ranks)
 
 
-class Place:
+class Simulation:
     """All agents, each with a server of its own."""
 
     def __init__(self, machines: int, training: Training, job: str) -> None:
@@ -230,32 +231,32 @@ class Place:
         self._gone = self.agents
 
     async def serve(self) -> None:
-        """Start the agents that are not there."""
+        """Start the agents that do not run."""
         for agent in self._gone:
             await agent.start(agent.address or f"{HOST}:0")
         self._gone = []
 
     def machines(self) -> list[dict[str, str]]:
-        """Names and addresses."""
-        return [{"name": one.machine, "address": one.address} for one in self.agents]
+        """Names and addresses of the machines."""
+        return [{"name": agent.machine, "address": agent.address} for agent in self.agents]
 
     async def carry_out(self, line: str) -> None:
-        """One line of stdin."""
-        what, *more = line.split()
+        """Carry out one command, and print the time."""
+        command, *arguments = line.split()
         now = time.time_ns()
-        match what:
+        match command:
             case "kill":
-                self.training.stands_at = time.monotonic()
-                rank = int(more[0])
+                self.training.broken_at = time.monotonic()
+                rank = int(arguments[0])
                 agent = self.agents[rank // self.training.ranks]
                 agent.end(rank, pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now), self.job)
             case "exit":
-                self.training.stands_at = time.monotonic()
+                self.training.broken_at = time.monotonic()
                 for agent in self.agents:
                     for rank in agent.ranks():
                         agent.end(rank, pb.Exit(kind=pb.Exit.CODE, value=1, time_ns=now + rank), self.job)
             case "refuse":
-                every = round(1 / float(more[0]))
+                every = round(1 / float(arguments[0]))
                 self._gone = self.agents[::every]
                 await asyncio.gather(*(agent.stop() for agent in self._gone))
             case "serve":
@@ -272,12 +273,12 @@ async def main() -> None:
     parser.add_argument("--restart-s", type=float, default=2.0)
     parser.add_argument("--job", default="large")
     given = parser.parse_args()
-    place = Place(given.machines, Training(given.ranks, given.step_s, given.restart_s), given.job)
-    await place.serve()
-    gc.freeze()  # all of it stays: to look for garbage in it would hold up all agents for 0.3 s
-    print(json.dumps(place.machines()), flush=True)
+    simulation = Simulation(given.machines, Training(given.ranks, given.step_s, given.restart_s), given.job)
+    await simulation.serve()
+    gc.freeze()  # a garbage collection of these objects, which all stay, would block all agents for 0.3 s
+    print(json.dumps(simulation.machines()), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        await place.carry_out(line)
+        await simulation.carry_out(line)
 
 
 if __name__ == "__main__":

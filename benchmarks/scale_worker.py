@@ -1,7 +1,7 @@
-"""A worker as ``everstep worker`` runs it, that writes down the longest time for which its event loop was held.
+"""Runs a worker as ``everstep worker`` does, and records the longest time for which its event loop was blocked.
 
-``scale_worker.py FILE LEDGER``: FILE has two doubles, seconds by the clock and of the loop's own CPU, which others on
-the computer do not lengthen; whoever sets them to 0 begins anew.
+``scale_worker.py FILE LEDGER``: FILE has two doubles, the seconds by the clock, and the CPU seconds of the loop, which
+other programs do not lengthen. Another process may set them to 0 to begin again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from controlplane.logging_setup import configure
 from controlplane.worker import run_worker
 from everstep.model.job_state import TASK_QUEUE
 
-LOOK_S = 0.005
+POLL_S = 0.005
+"""Time between two measurements, seconds."""
 
 
 async def watch(path: Path) -> None:
-    """Look at the clock again and again."""
+    """Measure again and again by how much a short sleep is too long."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 16) as longest:
         while True:
             began, busy = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(LOOK_S)
-            held = (time.perf_counter() - began - LOOK_S, time.thread_time() - busy)
-            known = struct.unpack("dd", longest[:16])
-            longest[:16] = struct.pack("dd", *map(max, held, known))
+            await asyncio.sleep(POLL_S)
+            blocked = (time.perf_counter() - began - POLL_S, time.thread_time() - busy)
+            longest[:16] = struct.pack("dd", *map(max, blocked, struct.unpack("dd", longest[:16])))
 
 
 async def main() -> None:

@@ -1,10 +1,10 @@
-"""What everstep costs on the path of a training step.
+"""Measures the cost of everstep on the path of a training step.
 
-The cost of ``run.report`` while a reader polls the mapped file as an agent does, while that reader is stopped, and
-after it was killed: whoever is dead, a report must not block. Then the throughput of a training loop with everstep
-(reports only; reports and a checkpoint after every step) against the same loop without. Steps of all kinds take
-turns, and the aim is held against the CPU time of a step: the loop is one thread that never waits, so that this is
-its time on an idle core, whatever else the computer does. The wall clock is shown beside it.
+First the time of ``run.report``: while a reader polls the mapped file as an agent does, while that reader is stopped,
+and after it was killed; a report must never block. Then the throughput of a training loop with reports, and with
+reports and a checkpoint after every step, compared with the same loop without everstep. Steps of all kinds take turns.
+The aim holds for the CPU time of a step: the loop is one thread that never waits, so this is its time on an idle core.
+The time by the wall clock is shown too.
 
     python -P -m benchmarks.step_path
     python -P -m benchmarks.step_path --quick --json
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def join(folder: Path, name: str, *, checkpoints: bool) -> everstep.Run:
-    """A run as a rank under everstep gets it."""
+    """Join a run as a rank under everstep does."""
     reports = ReportFile.create(folder / f"report-{name}", rank=0, generation=1)
     os.environ[environment.REPORT_FILE] = str(reports.path)
     os.environ[environment.TOPOLOGY] = "1,1,1,1,pp-dp-tp"
@@ -82,7 +82,7 @@ def join(folder: Path, name: str, *, checkpoints: bool) -> everstep.Run:
 
 @contextlib.contextmanager
 def reader(path: Path, state: str) -> Iterator[None]:
-    """A process that stands for the agent: live, stopped or dead."""
+    """Run a process that reads reports as an agent does: live, stopped or dead."""
     process = subprocess.Popen([sys.executable, "-c", READER, str(path)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -155,7 +155,7 @@ def plain(training: Training) -> Iterator[None]:
 
 
 def throughput(folder: Path, rounds: int) -> list[Row]:
-    """Time of a step with everstep, and throughput against the loop without."""
+    """Rows with the time of a step with everstep, and with the throughput compared with the loop without."""
     kinds = {
         "without": plain(Training()),
         "with reports": loop(join(folder, "r", checkpoints=False), Training(), checkpoints=False),
@@ -166,7 +166,7 @@ def throughput(folder: Path, rounds: int) -> list[Row]:
     say("training steps")
     for index in range(rounds + 3):
         for kind in random.sample(list(kinds), len(kinds)):
-            next(kinds[kind])  # one step to warm the caches; the next one first saves what this one left
+            next(kinds[kind])  # this step warms the caches; the next one begins with the save after it
             began, used = time.perf_counter_ns(), time.process_time_ns()
             next(kinds[kind])
             if index >= 3:

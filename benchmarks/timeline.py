@@ -1,4 +1,4 @@
-"""Where the time of one recovery went: contiguous parts from the fault to the next step of all ranks."""
+"""The parts of a recovery's time, one after the other, from the fault to the next step of all ranks."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ PARTS = (
     "restore",
     "next step",
 )
-"""In order. detect: fault to the agent's notice; report: to the incident's first activity scheduled; stop: until
-that activity is over; decide: to the launch scheduled; launch: to the last fork. The others end when the slowest rank
-is there: start: in its script; import: joined; rendezvous: groups and model made; restore: state restored; next
-step: completed and saved."""
+"""The parts in order. The first five end when the agent detects the fault (detect), when the incident schedules its
+first activity (report), when that activity is over (stop), when the launch is scheduled (decide), and at the last fork
+(launch). The others end when the slowest rank has started its script (start), has joined the job (import), has its
+groups and model (rendezvous), has restored its state (restore), and has completed and saved the step (next step)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One fault and what followed."""
+    """A recovery from one fault."""
 
     rank: int
     at_step: int
     seconds: float
-    """Fault to the next step completed by all ranks at full width."""
+    """Time from the fault to the next step that all ranks completed."""
     parts: dict[str, float] = field(default_factory=dict)
 
 
 def parts_between(total_s: float, begin_ns: int, marks: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Seconds by part, with what is left of the total as ``unaccounted``: they sum up to the total.
+    """Part → seconds. The part ``unaccounted`` has the rest, so that the sum is the total.
 
     Args:
-        total_s: What was measured from end to end.
-        begin_ns: The fault.
-        marks: Name and end of each part, in order; 0: this end is not known, its time goes to the next part.
+        total_s: The complete time, seconds.
+        begin_ns: Time of the fault, nanoseconds.
+        marks: Name of each part in order, and its end, nanoseconds; 0: not known, so the next part gets its time.
     """
     parts: dict[str, float] = {}
     before = begin_ns

@@ -1,14 +1,15 @@
-"""How long a job stands still for other code: everstep's hot update, against a full requeue under torchrun.
+"""Measures the downtime of a job whose code changes: everstep's hot update, compared with a requeue under torchrun.
 
-The example GPT on 8 ranks (tp 2, pp 2, dp 2; 4 machines of 2 ranks under everstep). One job is updated again and again,
-each time to a folder with another comment, and its requests go the way of `everstep update --urgent`. Two clocks: from
-the request to the first step of all ranks with the new code, which has the trial of the code in it, while the job
-steps on; and the downtime, from the last step of the old code to the first step of all ranks with the new one. A
-requeue under torchrun is the same downtime of a job that is ended and started from nothing, in turn with the updates:
-there is no queue, no container and no checkpoint, all in its favour. Then: an update that also changes a variable
-which is read at import, so that its fork servers are made anew; recoveries from the death of a rank with a lazy
-update, in turn with those without; and code on its way to machines. What an update took is told by part, from the
-histories and the ranks' own marks (``benchmarks/update_parts.py``).
+The example GPT runs on 8 ranks (tp 2, pp 2, dp 2; on 4 machines of 2 ranks under everstep). One job is updated again
+and again, each time to a folder with another comment, as by ``everstep update --urgent``. Two times count: from the
+request to the first step of all ranks with the new code, which includes the trial of the code while the job steps; and
+the downtime, from the last step with the old code to the first step of all ranks with the new one. A requeue under
+torchrun has the same downtime for a job that is ended and started again; it is favoured, since there is no queue, no
+container and no checkpoint.
+
+Further parts: an update of a variable that is read at import, so that fork servers are started again; recoveries from
+the end of a rank, with and without a lazy update; and the transfer of code to machines. The parts of an update's time
+come from the histories and from the ranks (``benchmarks/update_parts.py``).
 
     python -P benchmarks/update.py
     python -P benchmarks/update.py --quick --json
@@ -38,15 +39,15 @@ SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
 ARGS = ("--steps", "1000000")
 SIZES = ("--tp", "2", "--pp", "2")
 AGAINST_REQUEUE, AIM_S, LAZY_AIM_S = 1 / 11, 0.6, 0.1
-"""ByteRobust, table 7; and of ours."""
+"""Aims: that of ByteRobust's table 7, and two of our own."""
 AT_IMPORT = "TORCH_LOGS_FORMAT"
-"""A variable that torch reads at its import: a format of its logs, for which another text changes nothing else."""
+"""A variable that torch reads at its import: the format of its logs, whose text changes nothing else."""
 SHIPPED_MB, SIMULATED, SIMULATED_MB, THOUSAND = 100, 1000, 1, 1000
 
 
 @dataclass(slots=True)
 class Results:
-    """All restarts of a session."""
+    """The measurements of a session."""
 
     updates: list[Switch] = field(default_factory=list)
     requeues: list[float] = field(default_factory=list)
@@ -56,11 +57,11 @@ class Results:
     shipped: list[Shipped] = field(default_factory=list)
     simulated: list[Shipped] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """Sides that did not run, and why: ours is no exception."""
+    """Sides that did not run, with the reasons."""
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:
-        """A failure leaves its place empty; it does not end the benchmark."""
+        """Record a failure of the block, which does not end the benchmark."""
         try:
             yield
         except (PeerFailed, EverstepError, TimeoutError) as error:
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the ranks that die (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    # The cluster and the peers are ended on the way out, whoever asks for it.
+    # SIGTERM acts as Ctrl-C, so that the cluster and the peers are ended.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     results = asyncio.run(measure(3 if options.quick else options.runs, options.seed))
     rows = summarise(results)
@@ -91,14 +92,14 @@ def main() -> None:
 
 
 async def measure(runs: int, seed: int) -> Results:
-    """All of it, on one cluster."""
+    """Measure everything on one cluster."""
     results = Results()
     try:
         with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
             async with UpdateSide(machines=MACHINES) as cluster:
                 async with cluster.job(SCRIPT, ARGS) as job:
                     await _updates(results, job, runs, Path(name))
-                    await _rides(results, job, runs, random.Random(seed))
+                    await _recoveries(results, job, runs, random.Random(seed))
                 for _ in range(min(runs, 3)):
                     with results.noting("shipping"):
                         results.shipped.append(await cluster.ship(SHIPPED_MB))
@@ -107,20 +108,20 @@ async def measure(runs: int, seed: int) -> Results:
     except asyncio.CancelledError:
         INTERRUPTED.set()
         raise
-    # The SDK's threads may still be ending; a return at this moment can crash the interpreter.
+    # Wait for the SDK's threads: the interpreter can crash if they end after this.
     await asyncio.sleep(0.1)
     return results
 
 
 async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -> None:
-    """Updates and requeues in turn: the job stands still while its peer runs, and the other way round."""
+    """Measure updates and requeues in turn; the job is paused while its peer runs."""
     for run in range(runs):
         with results.noting("everstep"):
             results.updates.append(await job.update())
         with results.noting("torchrun"):
             async with job.paused():
-                found = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
-            results.requeues.append(found.seconds)
+                seconds = await asyncio.to_thread(requeue, folder / str(run), SCRIPT, [*ARGS, *SIZES], ranks=RANKS)
+            results.requeues.append(seconds)
         say(f"run {run + 1} of {runs}: update {_last(results.updates)}, requeue {results.requeues[-1:]}")
     for run in range(min(runs, 3)):
         with results.noting("everstep, imports anew"):
@@ -128,7 +129,7 @@ async def _updates(results: Results, job: UpdatedJob, runs: int, folder: Path) -
         say(f"imports anew: {_last(results.at_import)}")
 
 
-async def _rides(results: Results, job: UpdatedJob, runs: int, chosen: random.Random) -> None:
+async def _recoveries(results: Results, job: UpdatedJob, runs: int, chosen: random.Random) -> None:
     for run in range(2 * runs):
         lazy, rank = run % 2 == 1, chosen.randrange(RANKS)
         with results.noting("everstep, a lazy update" if lazy else "everstep, a recovery"):
@@ -141,25 +142,27 @@ def _last(found: Sequence[Switch]) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """The rows: against a requeue, against the clock, and what a lazy one adds."""
-    downtimes, requests = ([getattr(one, name) for one in results.updates] for name in ("downtime_s", "request_s"))
+    """Rows that compare updates with a requeue and with the aims, and rows for lazy updates and transfers."""
+    downtimes, requests = (
+        [getattr(switch, name) for switch in results.updates] for name in ("downtime_s", "request_s")
+    )
     requeues = results.requeues
     rows = rows_of("last step to next step of all ranks, torchrun", "s", downtimes, requeues, aim=AGAINST_REQUEUE)
     rows += rows_of("request to next step of all ranks, torchrun", "s", requests, requeues, aim=AGAINST_REQUEUE)
     rows.append(Row("request to next step of all ranks, median", "s", rows[3].ours, None, AIM_S, aim_of="ours"))
     for name, found in (("downtime", "downtime_s"), ("request to next step of all ranks", "request_s")):
-        values = [getattr(one, found) for one in results.at_import]
+        values = [getattr(switch, found) for switch in results.at_import]
         rows += rows_of(f"imports anew: {name}", "s", values, [], aim=None)[:1]
-    plain, lazy = ([one.request_s for one in found] for found in (results.plain, results.lazy))
+    plain, lazy = ([switch.request_s for switch in found] for found in (results.plain, results.lazy))
     rows += rows_of("recovery with a lazy update, without", "s", lazy, plain, aim=None)
     if plain and lazy:
         added = Spread.of(lazy).median - Spread.of(plain).median
         rows.append(Row("a lazy update adds, median", "s", added, None, LAZY_AIM_S, aim_of="ours"))
-    rows += [row for one in (results.shipped[-1:], results.simulated[-1:]) for each in one for row in _ways(each)]
+    rows += [row for shipped in (*results.shipped[-1:], *results.simulated[-1:]) for row in _shipping_rows(shipped)]
     return rows
 
 
-def _ways(shipped: Shipped) -> list[Row]:
+def _shipping_rows(shipped: Shipped) -> list[Row]:
     name = f"{shipped.bytes / MB:.0f} MB to {shipped.machines} machines"
     rate = shipped.bytes * shipped.machines / shipped.seconds / MB
     rows = [Row(name, "s", shipped.seconds), Row(f"{name}, together", "MB/s", rate, larger=True)]
@@ -170,12 +173,12 @@ def _ways(shipped: Shipped) -> list[Row]:
 
 
 def where_it_went(name: str, found: Sequence[Switch]) -> str:
-    """A table of the parts: median and maximum."""
+    """A table of the parts, with median and maximum."""
     if not found:
         return ""
     lines = [f"{f'Parts of {name} (s)':34} {'median':>7} {'max':>7}"]
     for part in found[0].parts:
-        spread = Spread.of([one.parts.get(part, 0.0) for one in found])
+        spread = Spread.of([switch.parts.get(part, 0.0) for switch in found])
         lines.append(f"  {part:32} {spread.median:7.3f} {spread.maximum:7.3f}")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Where the time of an urgent update went: contiguous parts from the request to the first step with the new code."""
+"""The parts of an urgent update's time, one after the other, from the request to the first step with the new code."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from benchmarks.timeline import parts_between
 from everstep.model.launch import Confirmation
 
 BEFORE = ("ask", "make", "try", "open", "align", "stop", "decide", "launch")
-"""ask: request to the job's activity that makes the version; make: until it is in the store; try: until all machines
-have it and ran it up to where it joins the job; open: until the incident asks the ranks to align; align: until all wait
-at the end of a step; stop: until all are gone and it is known what can be restored; decide: to the launch scheduled;
-launch: to the last fork. What follows is as of a recovery."""
+"""The parts before the ranks run, in order. They end when the job begins to make the version (ask), when the version is
+in the store (make), when all machines have it and have run it until it joined the job (try), when the incident asks the
+ranks to align (open), when all ranks wait at the end of a step (align), when all ranks have ended (stop), when the
+launch is scheduled (decide), and at the last fork (launch). The further parts are those of a recovery."""
 PARTS = (*BEFORE, *RECOVERY_PARTS[5:])
 
 
 @dataclass(slots=True)
 class Seen:
-    """Activities of a history by kind: when the newest one was scheduled, and over, ns."""
+    """The activities of a history: name → time at which the newest one was scheduled or completed, nanoseconds."""
 
     scheduled: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     async def of(cls, handle: WorkflowHandle[object, object], *, since_ns: int) -> Seen:
-        """Read a workflow's history."""
+        """Read the history of a workflow, from a time on."""
         seen, kinds = cls(), dict[int, str]()
         async for event in handle.fetch_history_events():
             at = event.event_time.ToNanoseconds()
@@ -49,14 +49,14 @@ class Seen:
 
 
 def parts_of(began_ns: int, seconds: float, job: Seen, incident: Seen, found: Confirmation) -> Mapping[str, float]:
-    """Seconds by part.
+    """Part → seconds.
 
     Args:
-        began_ns: When it was asked for.
-        seconds: Until all ranks had done a step with the new code.
-        job: Activities of the job since then.
-        incident: Of the incident that applied it.
-        found: What the incident found when it watched the ranks.
+        began_ns: Time of the request, nanoseconds.
+        seconds: Time until all ranks had completed a step with the new code.
+        job: Activities of the job since the request.
+        incident: Activities of the incident that applied the update.
+        found: The confirmation of the incident.
     """
     within = found.parts
     forked_ns = found.stepped_ns - int(sum(within.values()) * 1e9)

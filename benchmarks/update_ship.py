@@ -1,4 +1,4 @@
-"""Code on its way to machines: 100 MB to real agents, and as much as fits to a thousand simulated ones."""
+"""Measures the transfer of code to machines: to real agents, and to a thousand simulated ones."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """One snapshot, to some machines."""
+    """The transfer of one snapshot to some machines."""
 
     packed_s: float
-    """Seconds until it was in the store."""
+    """Seconds until the snapshot was in the store."""
     seconds: float
-    """Seconds until it was unpacked on the last machine."""
+    """Seconds until the last machine had it."""
     bytes: int
     machines: int
 
 
 async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: float) -> Shipped:
-    """Make a snapshot that cannot be compressed, and bring it to machines."""
+    """Make a snapshot that cannot be compressed, and send it to machines.
+
+    Raises:
+        TimeoutError: a machine did not get it.
+    """
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         folder, store = Path(name) / "code", VersionStore(f"{name}/versions")
         await asyncio.to_thread(_fill, folder, megabytes)
@@ -60,22 +64,22 @@ async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: 
 
 
 async def ship_to_simulated(count: int, *, megabytes: float) -> Shipped:
-    """The same to agents in this process that unpack nothing: what it costs whoever sends it."""
+    """Send a snapshot to simulated agents in this process, which unpack nothing: the cost of sending."""
     fakes = [
         FakeAgent(f"machine-{index:04d}", has_code=pb.HasCodeReply(), put_code=pb.PutCodeReply())
         for index in range(count)
     ]
     try:
-        for one in fakes:
-            await one.start(f"{HOST}:0")
-        machines = [Machine(name=one.machine, address=one.address) for one in fakes]
+        for fake in fakes:
+            await fake.start(f"{HOST}:0")
+        machines = [Machine(name=fake.machine, address=fake.address) for fake in fakes]
         agents = AgentClients()
         try:
             return await ship(agents, machines, megabytes=megabytes)
         finally:
             await agents.close()
     finally:
-        await asyncio.gather(*(one.stop() for one in fakes))
+        await asyncio.gather(*(fake.stop() for fake in fakes))
 
 
 def _fill(folder: Path, megabytes: float) -> None:
@@ -89,4 +93,4 @@ def _fill(folder: Path, megabytes: float) -> None:
 
 
 def _silent(_: str) -> None:
-    """Say nothing."""
+    """Ignore a line of progress."""

@@ -1,4 +1,4 @@
-"""A job under everstep whose code is updated again and again, and whose ranks are killed in between."""
+"""Runs a job under everstep, updates its code and kills its ranks again and again, and measures that."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.version import JobVersion, UpdateRequest, Urgency, VersionStatus
 
 LIMIT_S = 180.0
-LOOK_S = 0.05
+POLL_S = 0.05
 BETWEEN_STEPS = 5
-"""Steps that a job does between two restarts: every start-up cost is over."""
+"""Number of steps between two restarts, after which all costs of a start are over."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(
     rollback={"steps": 0, "within_s": 0.0},
@@ -38,20 +38,19 @@ POLICY = RecoveryPolicy(
     ladder={"restarts": 0, "repeats": 0},
     hang={"stopped_s": PAUSE_S, "idle_floor_s": PAUSE_S, "floor_s": PAUSE_S},
 )
-"""Nothing that is killed here is held against a version, and it is no reason to park the job; ranks that stand still
-while it is another side's turn do not hang."""
+"""The job's policy: killed ranks neither make a version suspect nor park the job, and a paused job does not hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One restart: an update, or a recovery."""
+    """A restart, by an update or a recovery."""
 
     request_s: float
-    """From the request, or the kill, to the first step of all ranks after it."""
+    """Time from the request or the kill to the first step of all ranks after it."""
     downtime_s: float
-    """From the last step of any rank before to the first step of all ranks after."""
+    """Time from the last step of any rank before the restart to the first step of all ranks after it."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Seconds: of an update by part (``benchmarks/update_parts.py``), of a recovery by stage."""
+    """Part of an update (``benchmarks/update_parts.py``), or stage of a recovery → seconds."""
 
 
 class UpdateSide(EverstepSide):
@@ -59,7 +58,7 @@ class UpdateSide(EverstepSide):
 
     @asynccontextmanager
     async def job(self, script: Path, args: Sequence[str]) -> AsyncIterator[UpdatedJob]:
-        """A job that steps, stopped at the end."""
+        """Run a job that steps; it is stopped after the block."""
         self._count += 1
         sizes = {"machines": self._machines, "ranks_per_machine": 2, "tp": 2, "pp": 2}
         name = f"bench-{self._count}"
@@ -74,17 +73,17 @@ class UpdateSide(EverstepSide):
             await self._control.result(name)
 
     async def ship(self, megabytes: float) -> Shipped:
-        """Bring code that no machine has to all of them."""
+        """Send new code to all machines."""
         return await ship(self._control.agents, self._control.machines, megabytes=megabytes)
 
 
 class UpdatedJob:
-    """The job, while it runs.
+    """A running job whose code is updated.
 
     Args:
-        side: Where.
-        spec: As it was started.
-        script: What its versions are made from.
+        side: The cluster.
+        spec: The job as it was started.
+        script: The script from which its versions are made.
     """
 
     def __init__(self, side: UpdateSide, spec: JobSpec, script: Path) -> None:
@@ -94,15 +93,15 @@ class UpdatedJob:
         self._generation = 1
 
     async def update(self, env: Mapping[str, str] | None = None) -> Switch:
-        """An urgent update, to the same code with another comment, and perhaps other variables."""
-        await self._steps_on()
+        """Measure an urgent update to the same code with another comment, and with other variables if given."""
+        await self._await_steps()
         began_ns = time.time_ns()
         await self._ask(Urgency.URGENT, env)
         return await self._switched(began_ns, update=True)
 
     async def kill(self, rank: int, *, lazy: bool) -> Switch:
-        """The death of a rank, on which an update rides or not."""
-        await self._steps_on()
+        """Measure the recovery from a killed rank, with or without a lazy update."""
+        await self._await_steps()
         if lazy:
             await self._ask(Urgency.LAZY)
             await self._until(lambda state: self._newest(state).status is VersionStatus.PENDING)
@@ -111,7 +110,7 @@ class UpdatedJob:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """While this lasts its ranks stand still, stopped by a signal, and leave the computer to others."""
+        """Stop the ranks by a signal while the block runs."""
         pids = await self._pids()
         try:
             for pid in pids.values():
@@ -122,7 +121,7 @@ class UpdatedJob:
                 os.kill(pid, signal.SIGCONT)
 
     async def _pids(self) -> dict[int, int]:
-        """Rank → process, of all ranks that live."""
+        """Rank → pid."""
         async with self._control.feed(self._spec.name, self._control.machines) as feed:
             async for picture in feed.pictures():
                 if len(picture.ranks) == self._spec.topology().world_size:
@@ -167,8 +166,8 @@ class UpdatedJob:
             parts = {stage.name: stage.seconds for stage in report.timings}
         return Switch(seconds, (after - before) / 1e9, parts)
 
-    async def _steps_on(self) -> None:
-        """Until the job runs, and has done some steps since the last restart."""
+    async def _await_steps(self) -> None:
+        """Wait until the job has made some steps since the last restart."""
         self._generation = (await self._until(lambda state: state.status == "running")).generation
         first = -1
         try:
@@ -196,7 +195,7 @@ class UpdatedJob:
                 raise ClusterError(f"{self._newest(state).name}: {self._newest(state).why}")
             if state.outcome or time.monotonic() > deadline:
                 raise ClusterError(f"{self._spec.name} does not step again: {state.outcome or 'not in time'}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     @staticmethod
     def _newest(state: JobState) -> JobVersion:
@@ -204,19 +203,19 @@ class UpdatedJob:
 
 
 def _first(found: Sequence[ReportedStep], generation: int) -> int:
-    """When a rank reported its first step of a generation, ns.
+    """Time at which a rank reported its first step of a generation, nanoseconds.
 
     Raises:
-        ClusterError: it reported none.
+        ClusterError: the rank reported no step.
     """
-    times = [one.time_ns for one in found if one.generation == generation]
+    times = [record.time_ns for record in found if record.generation == generation]
     if not times:
         raise ClusterError(f"a rank reported no step of generation {generation}")
     return min(times)
 
 
 def _write(script: Path, folder: Path, number: int) -> None:
-    """The script, with another comment at its end."""
+    """Write the script to a folder, with another comment at its end."""
     folder.mkdir(parents=True)
     shutil.copy2(script, folder)
     with (folder / script.name).open("a") as file:

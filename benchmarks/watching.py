@@ -1,15 +1,14 @@
-"""What it costs a job to be watched.
+"""Measures how much a job is slowed down because everstep watches it.
 
-Two ranks on one machine as everstep runs them, whose steps have collectives: they report their steps and carry torch's
-server for flight records; a real agent follows them, looks whether they are stopped and measures their pace, and a real
-worker watches the job. What the calls of everstep in a step take is read from the clock of the thread that makes them,
-and the aim is held against it. What they cost beyond that shows in the steps: beside each one that is reported the
-ranks make one that is not, in the same process; the CPU time of all their threads is compared. The same script under
-torchrun steps by turns with them. Two processes of one program differ by some per cent, so that this says little in a
-few starts; both sides are started anew several times. What the server, agent and worker use is told beside it.
+Two ranks run on one machine under everstep, and their steps have collectives. They report their steps, and have torch's
+server for flight records. A real agent follows them and a real worker watches the job. The aim holds for the time of
+everstep's calls in a step, by the CPU clock of their thread. Further costs show in the steps: for each reported step,
+the ranks make one step that is not reported, in the same process, and the CPU time of all threads is compared. The same
+script under torchrun takes turns with them. Two processes of one program differ by some per cent, so both sides are
+started several times. The CPU time of server, agent and worker is shown too.
 
-Checkpoints are no part of it (``benchmarks/checkpoint.py``), nor are inspections (``benchmarks/monitor.py``).
-Flight records are torch's own default, with everstep and without.
+Checkpoints (``benchmarks/checkpoint.py``) and inspections (``benchmarks/monitor.py``) are not included. Flight records
+have torch's default, with everstep and without.
 
     python -P benchmarks/watching.py
     python -P benchmarks/watching.py --quick --json
@@ -42,33 +41,33 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SCRIPT = Path(__file__).with_name("watching_rank.py")
 AIM = 0.005
-"""Aim: largest share of the CPU time of a step."""
+"""Aim: share of the CPU time of a step."""
 RANKS, STEPS, WARM = 2, 20, 1
-"""Ranks of the job; steps of a block; pairs of blocks that are not counted."""
+"""Number of ranks, of steps in a block, and of pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(hang={"idle_floor_s": PAUSE_S, "floor_s": PAUSE_S, "stopped_s": PAUSE_S}, slow={"after_s": 0.0})
-"""Ranks stand still while it is the other side's turn, and are slow where others use the computer: no incident."""
+"""The job's policy: no incident opens because ranks wait for the other side's turn, or are slow."""
 KINDS: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
 IDLE_S = 10.0
-"""For so long agent and worker are watched without a job."""
-
-
+"""Time for which agent and worker are measured without a job, seconds."""
 SERIES = (("with", "cpu"), ("with", "wall"), ("with", "bare_cpu"), ("with", "bare_wall"), ("without", "cpu"))
-"""What ranks tell: the side, and which steps by which clock."""
+"""The series of steps that ranks measure: side, and kind of step and clock."""
 
 
 @dataclass(slots=True)
 class Found:
-    """Steps of both sides, and what watches used."""
+    """The measurements."""
 
-    steps: dict[tuple[str, str], list[list[list[float]]]] = field(default_factory=lambda: {one: [] for one in SERIES})
-    """Start → block → seconds of each step, the mean of both ranks."""
+    steps: dict[tuple[str, str], list[list[list[float]]]] = field(
+        default_factory=lambda: {series: [] for series in SERIES}
+    )
+    """Series → start → block → seconds of each step, the mean of both ranks."""
     own: list[float] = field(default_factory=list)
-    """Seconds that the calls of everstep took in each step, on the clock of their thread."""
+    """CPU seconds of everstep's calls in each step."""
     shares: dict[str, list[float]] = field(default_factory=lambda: {"server in a rank": [], "agent": [], "worker": []})
-    """Shares of one core, by rank, while the job runs."""
+    """Part → share of one core per rank while the job runs, for each start."""
     idle: dict[str, float] = field(default_factory=dict)
-    """Shares of one core without a job."""
+    """Part → share of one core per rank without a job."""
     failures: list[str] = field(default_factory=list)
 
     def blocks(self, side: str, kind: str) -> list[list[float]]:
@@ -101,7 +100,7 @@ def main() -> None:
 
 
 async def measure(starts: int, pairs: int) -> Found:
-    """Start both sides so often; a start that fails is told."""
+    """Start both sides several times; a start that fails is recorded."""
     found = Found()
     async with WatchedSide(machines=1) as side:
         before = side.cpu_s()
@@ -118,16 +117,16 @@ async def measure(starts: int, pairs: int) -> Found:
             found.own += own
             for series, blocks in steps.items():
                 found.steps[series].append(blocks)
-            told = (f"{mean(steps[one]) * 1e3:.3f}" for one in (SERIES[0], SERIES[2], SERIES[4]))
-            say(f"start {number + 1} of {starts}: ms of CPU a step: {', '.join(told)} (reported, not, torchrun)")
+            means = (f"{mean(steps[series]) * 1e3:.3f}" for series in (SERIES[0], SERIES[2], SERIES[4]))
+            say(f"start {number + 1} of {starts}: ms of CPU a step: {', '.join(means)} (reported, not, torchrun)")
     return found
 
 
 class WatchedSide(EverstepSide):
-    """A cluster of one machine, and the same script under torchrun beside it."""
+    """A cluster of one machine, and the same script under torchrun."""
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far, of the agent and of the worker; of them alone, not of what the agent started."""
+        """CPU seconds of the agent and of the worker, without the agent's children."""
         cluster = self._control.cluster
         assert cluster is not None, "it is local"
         pids = local.processes(cluster)
@@ -137,7 +136,10 @@ class WatchedSide(EverstepSide):
     async def by_turns(
         self, name: str, pairs: int
     ) -> tuple[dict[str, float], dict[tuple[str, str], list[list[float]]], list[float]]:
-        """Shares of one core of who watches, by rank; the steps of ``SERIES``, block by block; ``Found.own``.
+        """Run both sides by turns.
+
+        Returns:
+            The values for ``Found``: shares, the steps of each series block by block, and ``own``.
 
         Raises:
             ClusterError: one of the sides does not run.
@@ -162,14 +164,14 @@ class WatchedSide(EverstepSide):
             await asyncio.to_thread(peer.wait)
             with suppress(EverstepError):  # it is over
                 await self._control.stop(name, "measured")
-        told = {
+        measured = {
             side: [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(RANKS)]
             for side in ("with", "without")
         }
         shares = {which: (now - before[which]) / lasted_s / RANKS for which, now in after.items()}
-        shares["server in a rank"] = sum(one["server"] for one in told["with"]) / RANKS
-        steps = {(side, kind): both([one[kind][WARM:] for one in told[side]]) for side, kind in SERIES}
-        return shares, steps, [took for one in told["with"] for took in one["own"][WARM * STEPS :]]
+        shares["server in a rank"] = sum(rank["server"] for rank in measured["with"]) / RANKS
+        steps = {(side, kind): both([rank[kind][WARM:] for rank in measured[side]]) for side, kind in SERIES}
+        return shares, steps, [seconds for rank in measured["with"] for seconds in rank["own"][WARM * STEPS :]]
 
     def _torchrun(self, folder: Path, args: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(RANKS)]
@@ -178,7 +180,7 @@ class WatchedSide(EverstepSide):
             return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
     async def _at_turn(self, folder: Path, turn: int, peer: subprocess.Popen[bytes]) -> None:
-        """Wait until it is so far."""
+        """Wait until this turn is reached."""
         async with asyncio.timeout(LIMIT_S + turn * 10.0):
             while int.from_bytes((folder / "turn").read_bytes(), "little") < turn:
                 if peer.poll():
@@ -192,7 +194,7 @@ def both(ranks: Sequence[Blocks]) -> list[list[float]]:
 
 
 def rows_of(found: Found) -> tuple[list[Row], list[str]]:
-    """Steps with and without by both clocks, how sure the difference is, and what watches use."""
+    """Rows that compare the steps and show CPU times, and notes with confidence intervals."""
     if not found.shares["agent"]:
         return [], []
     rows: list[Row] = []

@@ -1,12 +1,11 @@
-"""The script of ``benchmarks/watching.py``: steps with collectives, in blocks by turns with another copy of it.
+"""The script of ``benchmarks/watching.py``: makes steps with collectives, in blocks by turns with another copy of it.
 
     watching_rank.py FOLDER SIDE PAIRS STEPS
 
-Under everstep ``SIDE`` is ``with``: it reports its steps, and beside each of them makes one that is not reported, in
-the same process, now before it and now after it. Else it is ``without``, and nothing of everstep is imported. Whose
-turn it is stands in ``FOLDER/turn``. Writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block:
-by the wall clock, and of CPU time of all threads of this process; and in ``own`` how much of the latter the calls of
-everstep took.
+Under everstep ``SIDE`` is ``with``: the script reports its steps, and before or after each of them makes one that is
+not reported. Otherwise ``SIDE`` is ``without``, and nothing of everstep is imported. ``FOLDER/turn`` has the number of
+the turn. The script writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block: by the wall clock,
+and the CPU time of all threads; ``own`` has the CPU time of everstep's calls.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa:
 
 WIDTH, LAYERS, ROWS = 512, 4, 192
 """Sizes of the model: a step takes about 30 ms of one core."""
-LOOK_S = 0.002
+POLL_S = 0.002
 """Time between two checks of the turn, seconds."""
 
 
 class Turn:
-    """Whose turn it is: a number that both sides see. Block n is that of one side, block n + 1 that of the other."""
+    """The number of the turn, which both sides share: even turns belong to one side, and odd ones to the other."""
 
     def __init__(self, folder: Path, side: str, rank: int) -> None:
         with (folder / "turn").open("r+b") as file:
@@ -41,7 +40,7 @@ class Turn:
     def wait(self, pair: int) -> None:
         """Wait until it is this side's turn; each side is first in every second pair."""
         while int.from_bytes(self._map[:], "little") < 2 * pair + (self._ours ^ (pair % 2)):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def over(self) -> None:
         """Pass the turn to the other side once both ranks are done."""
@@ -54,7 +53,7 @@ class Turn:
 
 
 def train() -> Iterator[float]:
-    """A loss after each step: forward, backward, an all-reduce of each gradient, optimizer."""
+    """Make steps with an all-reduce of each gradient; yields the loss after each step."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -79,20 +78,20 @@ class Clock:
         self._at = (0.0, 0.0)
 
     def begin(self, *, block: bool) -> None:
-        """A step begins; the first one of a block or not."""
+        """Begin a step, which may be the first one of a block."""
         if block:
             self.wall.append([])
             self.cpu.append([])
         self._at = (time.perf_counter(), time.process_time())
 
     def end(self) -> None:
-        """It is over."""
+        """End the step."""
         self.wall[-1].append(time.perf_counter() - self._at[0])
         self.cpu[-1].append(time.process_time() - self._at[1])
 
 
 def plain(losses: Iterator[float], turn: Turn, pairs: int, length: int) -> dict[str, object]:
-    """Steps without everstep."""
+    """Make steps without everstep; returns their times."""
     clock = Clock()
     for step in range(pairs * length):
         if step % length == 0:
@@ -106,7 +105,7 @@ def plain(losses: Iterator[float], turn: Turn, pairs: int, length: int) -> dict[
 
 
 def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, threads: Sequence[int]) -> dict[str, object]:
-    """Steps with everstep, and beside each one without."""
+    """Make steps with everstep, and for each of them one that is not reported; returns their times."""
     import everstep
 
     assert threads, "torch's server runs"
@@ -143,25 +142,25 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
 
 
 def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
-    """One step of which everstep learns nothing: what it hangs on optimizers is taken off for it."""
-    kept = dict(HOOKS)
+    """Make one step without everstep's hooks of optimizers."""
+    hooks = dict(HOOKS)
     HOOKS.clear()
     clock.begin(block=block)
     next(losses)
     clock.end()
-    HOOKS.update(kept)
+    HOOKS.update(hooks)
 
 
 def cpu_of(threads: Sequence[int]) -> float:
     """CPU seconds that threads of this process have used."""
-    return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads) / 1e9
+    return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
     """Step whenever it is this side's turn."""
     folder, side, pairs, length = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    # Under everstep there is torch's server, and nothing else yet.
-    threads = [int(one.name) for one in Path("/proc/self/task").iterdir() if int(one.name) != os.getpid()]
+    # Under everstep, the only other threads so far are those of torch's server.
+    threads = [int(task.name) for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     turn, losses = Turn(folder, side, dist.get_rank()), train()

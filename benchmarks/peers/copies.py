@@ -1,4 +1,4 @@
-"""Bytes from one place in shared memory to another, with nothing around them: what a transfer is held against."""
+"""Plain copies of bytes in shared memory, by memcpy and over a bare socket: the limit for any transfer of slots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Self
 
 PIECE = 4 << 20
-"""The fastest of 64 KiB to 4 MiB on the loopback interface (measured)."""
+"""Size of one send or receive, bytes: the fastest of those measured from 64 KiB to 4 MiB."""
 
 
 class Mapped:
-    """A file in shared memory, mapped and touched."""
+    """A mapped file in shared memory whose pages all exist."""
 
     def __init__(self, path: Path, size: int) -> None:
         with path.open("w+b") as file:
@@ -27,12 +27,12 @@ class Mapped:
 
 
 def memcpy(source: Mapped, target: Mapped) -> None:
-    """One memmove of all of it, in this process."""
+    """Copy all bytes in this process."""
     ctypes.memmove(target.address, source.address, source.size)
 
 
 class Sender:
-    """One TCP connection to ``receive``; a context manager."""
+    """A TCP connection to ``receive``; a context manager."""
 
     def __init__(self, port: int, source: Mapped) -> None:
         self._source = source
@@ -46,29 +46,29 @@ class Sender:
         self._connection.close()
 
     def send(self) -> None:
-        """Send all of it; returns when it has arrived.
+        """Send all bytes, and wait until they have arrived.
 
         Raises:
-            ConnectionError: the receiver went away.
+            ConnectionError: the receiver ended.
         """
         for at in range(0, self._source.size, PIECE):
             self._connection.sendall(self._source.view[at : at + PIECE])
         if self._connection.recv(1) != b".":
-            raise ConnectionError("the receiver went away")
+            raise ConnectionError("the receiver ended")
 
 
 def receive(listener: socket.socket, target: Mapped, count: int) -> None:
-    """The other end of a ``Sender``, for so many times: straight into the mapping, nothing verified."""
+    """Receive what a ``Sender`` sends ``count`` times, directly into the mapped file and without verification."""
     connection, _ = listener.accept()
     with connection:
         _prepare(connection)
         for _ in range(count):
             done = 0
             while done < target.size:
-                got = connection.recv_into(target.view[done : done + PIECE], 0, socket.MSG_WAITALL)
-                if not got:
-                    raise ConnectionError("the sender went away")
-                done += got
+                received = connection.recv_into(target.view[done : done + PIECE], 0, socket.MSG_WAITALL)
+                if not received:
+                    raise ConnectionError("the sender ended")
+                done += received
             connection.sendall(b".")
 
 

@@ -1,4 +1,4 @@
-"""Environments of the peers' own, kept in the cache folder, with the torch that everstep is measured with."""
+"""Makes the virtual environments of the peers in the cache folder; they share the installed torch with everstep."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from benchmarks.common import say
 from benchmarks.peers.torchrun import PeerFailed
 
 INSTALL_LIMIT_S = 600
+"""Longest time of one command, seconds."""
 
 
 def python(name: str, packages: tuple[str, ...], module: str) -> Path:
-    """The interpreter of a peer's environment, made when it is not there or has other packages.
+    """The interpreter of a peer's environment, which is made if it does not exist or has other packages.
 
     Args:
-        name: Of its folder.
-        packages: What pip installs, without their dependencies; with versions, for others have to get the same
-            figures. A tuple: text would be taken for a sequence of packages of one letter each.
-        module: What must be importable afterwards.
+        name: Name of the environment's folder.
+        packages: Packages with versions, which pip installs without their dependencies.
+        module: A module that must be importable afterwards.
 
     Raises:
-        PeerFailed: it cannot be installed, or not imported.
+        PeerFailed: the packages cannot be installed or imported.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep" / "benchmarks"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = cache / f"{name}-py{version.replace('.', '')}"
-    found = folder / "bin" / "python"
-    if not found.exists():
+    interpreter = folder / "bin" / "python"
+    if not interpreter.exists():
         _run([sys.executable, "-m", "venv", str(folder)])
-    # The same torch as ours, seen through a path file: 5 GB are not installed twice, and versions cannot differ.
-    own = folder / "lib" / f"python{version}" / "site-packages" / "torch_of_everstep.pth"
-    own.write_text(sysconfig.get_path("purelib") + "\n")
-    imports = [str(found), "-W", "ignore", "-c", f"import {module}"]
+    # A path file makes our torch visible: its 5 GB are not installed twice, and the versions are the same.
+    path_file = folder / "lib" / f"python{version}" / "site-packages" / "torch_of_everstep.pth"
+    path_file.write_text(sysconfig.get_path("purelib") + "\n")
+    imports = [str(interpreter), "-W", "ignore", "-c", f"import {module}"]
     stamp = folder / "everstep-packages"
     wanted = "\n".join(packages)
     if not stamp.exists() or stamp.read_text() != wanted:
-        say(f"installing {packages[0]} into {folder} (seconds)")
-        _run([str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *packages])
+        say(f"installing {packages[0]} into {folder}, which takes some seconds")
+        _run(
+            [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *packages]
+        )
         _run(imports)
         stamp.write_text(wanted)
     else:
         _run(imports)
-    return found
+    return interpreter
 
 
 def _run(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""NVIDIA's in-process restart (nvidia-resiliency-ext) with a toy loop, in an environment of its own."""
+"""Measures NVIDIA's in-process restart (nvidia-resiliency-ext), with a toy loop in an environment of its own."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from benchmarks.peers.torchrun import PeerFailed, all_of, end_tree, last_words, 
 from benchmarks.timeline import Recovery
 
 PACKAGES = ("nvidia-resiliency-ext==0.4.1", "defusedxml", "nvidia-ml-py", "packaging", "psutil", "pyyaml", "numpy")
-"""Without their dependencies: torch is the one that everstep is measured with."""
+"""Packages of the environment, installed without their dependencies."""
 LOOP = Path(__file__).with_name("nvrx_loop.py")
 
 
 def python() -> Path:
-    """The interpreter of NVRx's environment, made in the cache folder when it is not there.
+    """The interpreter of NVRx's environment, which is made if it does not exist.
 
     Raises:
-        PeerFailed: it cannot be installed, or not imported.
+        PeerFailed: the packages cannot be installed or imported.
     """
     return environments.python("nvrx", PACKAGES, "nvidia_resiliency_ext.inprocess")
 
 
 def recover(interpreter: Path, folder: Path, *, ranks: int, rank: int, at_step: int) -> Recovery:
-    """Kill one rank; wait until all *surviving* ranks have completed a step of the restarted loop.
+    """Kill one rank, and wait until all surviving ranks have completed a step of the restarted loop.
 
     Raises:
-        PeerFailed: it did not come to the fault, or not back.
+        PeerFailed: the loop did not reach the fault, or did not step after it.
     """
     folder.mkdir(parents=True)
-    survivors = [one for one in range(ranks) if one != rank]
+    survivors = [survivor for survivor in range(ranks) if survivor != rank]
     command = [str(interpreter), "-W", "ignore", str(LOOP), str(folder), str(rank), str(at_step), str(_free_port())]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     environment["MASTER_PORT"] = command[-1]
     started = []
     try:
-        for one in range(ranks):
-            given = environment | {"RANK": str(one), "LOCAL_RANK": str(one)}
-            with (folder / f"output-{one}").open("wb") as file:
-                started.append(subprocess.Popen(command, env=given, stdout=file, stderr=file, start_new_session=True))
+        for number in range(ranks):
+            env = environment | {"RANK": str(number), "LOCAL_RANK": str(number)}
+            with (folder / f"output-{number}").open("wb") as file:
+                started.append(subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True))
         first = started[survivors[0]]
         output = folder / f"output-{survivors[0]}"
         try:
@@ -52,7 +52,7 @@ def recover(interpreter: Path, folder: Path, *, ranks: int, rank: int, at_step: 
                 lambda: all_of(folder, survivors, "step"), lambda: first.poll() is None, "the step after it", folder
             )
         except PeerFailed as error:
-            raise PeerFailed(f"{error}; rank {survivors[0]} said: {last_words(output)}") from error
+            raise PeerFailed(f"{error}; the last output of rank {survivors[0]}: {last_words(output)}") from error
     finally:
         for process in started:
             end_tree(process)
@@ -66,7 +66,7 @@ def _fault(folder: Path) -> int:
 
 
 def _free_port() -> int:
-    """A port with some free ones behind it: each restart takes the next."""
+    """A free port that is followed by four free ones, since each restart uses the next."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with contextlib.ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""A toy loop that NVIDIA's nvidia-resiliency-ext restarts in the process; it knows nothing of everstep.
+"""A toy loop without everstep, which NVIDIA's nvidia-resiliency-ext restarts within its processes.
 
     python benchmarks/peers/nvrx_loop.py FOLDER KILL_RANK AT_STEP STORE_PORT
 
-Run by the interpreter of its own environment, one process per rank. Each rank appends the time of every step to
-``FOLDER/<rank at the start>-<restart>``; one of them kills itself between backward and the optimizer's step.
-The intervals and waits are the shortest that the library accepts and that kept it working here.
+One process runs for each rank. It appends the time of every step to ``FOLDER/<rank at the start>-<restart>``. One rank
+kills itself between backward and the optimizer's step. The intervals and waits are the shortest with which the library
+works.
 """
 
 import os
@@ -25,13 +25,13 @@ SHORT = timedelta(milliseconds=250)
 
 
 def append(name: str, event: str) -> None:
-    """Note an event and its time."""
+    """Append an event and its time to a file."""
     with (FOLDER / name).open("ab", buffering=0) as file:
         file.write(f"{event} {time.time_ns()}\n".encode())
 
 
 def train(call: inprocess.CallWrapper = None) -> None:
-    """Data-parallel steps of about the example's length; never returns by itself."""
+    """Make data-parallel steps of about the length of the example's steps, for ever."""
     append(f"{STARTED_AS}-{call.iteration}", "entered")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.PrefixStore(str(call.iteration), STORES[0])  # type: ignore[attr-defined]
@@ -43,10 +43,10 @@ def train(call: inprocess.CallWrapper = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for step in range(1_000_000):
         model(torch.randn(512, 64)).square().mean().backward()
-        gradients = [one.grad for one in model.parameters() if one.grad is not None]
-        flat = torch.cat([one.flatten() for one in gradients])
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         finish(group.allreduce([flat]))
-        means = torch.split(flat / size, [one.numel() for one in gradients])
+        means = torch.split(flat / size, [gradient.numel() for gradient in gradients])
         for gradient, mean in zip(gradients, means, strict=True):
             gradient.copy_(mean.view_as(gradient))
         if step >= AT_STEP and call.iteration == 0 and KILL_RANK == STARTED_AS:
@@ -59,13 +59,13 @@ def train(call: inprocess.CallWrapper = None) -> None:
 
 
 STORES: list[Any] = []
-"""One store for all runs of the loop, in rank 0, which is never killed: no restart waits for a new one to listen."""
+"""The store for all runs of the loop, in rank 0, which is never killed: no restart has to wait for a new store."""
 LEFT: list[Any] = []
-"""Groups of earlier runs. Destroying one would wait for its collectives, which wait for the dead rank."""
+"""Process groups of earlier runs, which must not be destroyed: that would wait for collectives with the dead rank."""
 
 
 def finish(work: Any) -> None:
-    """Wait for a collective in Python: a rank that waits inside gloo cannot be interrupted by the library."""
+    """Wait for a collective in Python, since the library cannot interrupt a rank that waits inside gloo."""
     while not work.is_completed():
         time.sleep(0.0005)
     work.wait()
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     STORES.append(dist.TCPStore("127.0.0.1", PORT + 1, None, STARTED_AS == 0))  # type: ignore[attr-defined]
     inprocess.Wrapper(
         store_kwargs={"host_name": "127.0.0.1", "port": PORT},
-        abort=None,  # it knows NCCL only
+        abort=None,  # the library can abort only NCCL
         monitor_thread_interval=SHORT,
         monitor_process_interval=SHORT,
         heartbeat_interval=SHORT,

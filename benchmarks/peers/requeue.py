@@ -1,36 +1,30 @@
-"""A full requeue under torchrun: the job is ended, and submitted again with the new code. No queue, no container."""
+"""Measures a requeue under torchrun: a job is ended and started again, without any queue or container."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers import step_log
 from benchmarks.peers.torchrun import all_of, end_tree, start_peer, wait_for
 
 STEPS = 5
-"""Steps before it is ended."""
+"""Number of steps before the job is ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """One of them."""
+def requeue(folder: Path, script: Path, args: Sequence[str], *, ranks: int) -> float:
+    """End a job that steps, and start it again.
 
-    seconds: float
-    """From the last step of any rank to the first step of all ranks after it."""
-
-
-def requeue(folder: Path, script: Path, args: Sequence[str], *, ranks: int) -> Requeue:
-    """End a job that steps and start it anew.
+    Returns:
+        Seconds from the last step of any rank until all ranks have completed a step again.
 
     Raises:
-        PeerFailed: one of the two did not come to its steps.
+        PeerFailed: one of the two jobs did not step.
     """
     first, second = folder / "first", folder / "second"
-    for place in (first, second):
-        place.mkdir(parents=True)
+    for own in (first, second):
+        own.mkdir(parents=True)
     process = start_peer(_command(first, script, args, ranks), first, {})
     try:
         wait_for(lambda: _steps(first, ranks), lambda: process.poll() is None, "the first steps", first)
@@ -44,11 +38,11 @@ def requeue(folder: Path, script: Path, args: Sequence[str], *, ranks: int) -> R
         )
     finally:
         end_tree(process)
-    return Requeue((stepped_ns - stopped_ns) / 1e9)
+    return (stepped_ns - stopped_ns) / 1e9
 
 
 def _steps(folder: Path, ranks: int) -> int:
-    """The number of steps of the slowest rank, once there are enough; 0: not yet."""
+    """The number of steps of the slowest rank; 0: they are not enough yet."""
     done = min(len(step_log.times(folder, rank, 0, "step")) for rank in range(ranks))
     return done if done >= STEPS else 0
 

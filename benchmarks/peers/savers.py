@@ -1,6 +1,6 @@
-"""Other ways to save a state after every step, behind one interface: what ``benchmarks/checkpoint.py`` compares.
+"""Ways to save the state after every step, with one interface, which ``benchmarks/checkpoint.py`` compares.
 
-Each one is set up in its own favour and saves into memory: nothing waits for a disk.
+Each is configured to be as fast as possible, and saves into memory, so that none waits for a disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 DLROVER_RUN = "TORCHELASTIC_RUN_ID"
-"""Environment variable after which DLRover names its shared memory and its sockets."""
+"""Environment variable with the name that DLRover gives its shared memory and its sockets."""
 
 
 class Saver:
-    """Saves nothing; the base of those that do."""
+    """Base class of the savers, which itself saves nothing."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank: int) -> None:
         self.model = model
@@ -32,42 +32,42 @@ class Saver:
         self.folder = folder
         self.rank = rank
         self.waited_s = 0.0
-        """Of the last save: seconds for which an earlier one that had not ended yet was waited for."""
+        """Time for which the last save waited for an earlier one, seconds."""
 
     def steps(self, total: int) -> Iterator[int]:
-        """A step's number before each step; what runs between two of them is the save."""
+        """Yield the number of each step; the save runs between two steps."""
         for step in range(total):
             yield step
             self.save(step + 1)
 
     def save(self, completed_steps: int) -> None:
-        """Save the state, or begin to."""
+        """Save the state, or begin to save it."""
 
     def gate(self) -> None:
         """Wait until the optimizer may change parameters and its own state."""
 
     def report(self, step: int, loss: float) -> None:
-        """Report a step, where that is part of it."""
+        """Report a step, if the saver needs that."""
 
     def saved_bytes(self) -> int | None:
-        """Size of the newest whole copy; None: this rank saves nothing."""
+        """Size of the newest complete copy, bytes; None: this rank saves nothing."""
         return None
 
     def close(self) -> None:
-        """Wait for what still runs, and give everything back."""
+        """Wait for unfinished work, and release all resources."""
 
     def state(self) -> dict[str, Any]:
-        """The state dicts, as a script collects them."""
+        """The state dicts of model and optimizer."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
 class BlockingCopy(Saver):
-    """One memmove per tensor into warm shared memory, and nothing else: the floor of what blocks."""
+    """Copies each tensor into warm shared memory with one memmove: the fastest blocking save that is possible."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         path = self.folder / f"plain-{self.rank}"
-        size = sum(one.numel() * one.element_size() for one in tensors_of(self.state()))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(self.state()))
         with path.open("w+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
@@ -75,7 +75,7 @@ class BlockingCopy(Saver):
         self._size = size
 
     def save(self, completed_steps: int) -> None:
-        """Copy."""
+        """Copy all tensors."""
         at = self._base
         for tensor in tensors_of(self.state()):
             size = tensor.numel() * tensor.element_size()
@@ -88,7 +88,7 @@ class BlockingCopy(Saver):
 
 
 class Dcp(Saver):
-    """torch's ``dcp.async_save`` with a gloo group of its own, to files in ``/dev/shm``, two in turn."""
+    """torch's ``dcp.async_save`` with a gloo group of its own, to two folders in ``/dev/shm`` in turn."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -100,7 +100,8 @@ class Dcp(Saver):
         self._staged: Future[Any] | None = None
 
     def save(self, completed_steps: int) -> None:
-        """Stage; the files are written in a thread. An earlier one is waited for: a stager has room for one state."""
+        """Stage the state after an earlier save has ended, since a stager has room for one; a thread writes the
+        files."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -108,8 +109,8 @@ class Dcp(Saver):
         if self._upload is not None:
             self._upload.result()
         self.waited_s = time.perf_counter() - began
-        # Keys of its own: what two ranks save under one name is taken for the same and written once.
-        found: Any = async_save(
+        # Each rank needs keys of its own: DCP writes what two ranks save under one key only once.
+        saving: Any = async_save(
             {f"rank-{self.rank}": self.state()},
             storage_writer=FileSystemWriter(
                 self.folder / f"dcp-{completed_steps % 2}", single_file_per_rank=True, sync_files=False
@@ -118,9 +119,9 @@ class Dcp(Saver):
             async_stager=self._stager,
         )
         if self._stager is None:
-            self._upload = found
+            self._upload = saving
         else:
-            self._upload, self._staged = found.upload_completion, found.staging_completion
+            self._upload, self._staged = saving.upload_completion, saving.staging_completion
 
     def gate(self) -> None:
         """Wait for the stager."""
@@ -128,7 +129,7 @@ class Dcp(Saver):
             self._staged.result()
 
     def saved_bytes(self) -> int:
-        """Size of this rank's files of the newest checkpoint."""
+        """Size of this rank's files in the newest checkpoint."""
         if self._upload is not None:
             self._upload.result()
         newest = max(self.folder.glob("dcp-*"), key=lambda path: path.stat().st_mtime_ns)
@@ -143,7 +144,8 @@ class Dcp(Saver):
 
 
 class DcpStager(Dcp):
-    """The same with ``DefaultStager``: staged in shared memory by a thread, while training goes on."""
+    """``dcp.async_save`` with ``DefaultStager``: a thread stages the state in shared memory while training
+    continues."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -158,7 +160,7 @@ class DcpStager(Dcp):
 
 
 class DlroverMemory(Saver):
-    """DLRover's flash checkpoint to memory for DDP: rank 0 copies, the others hold the same state and save nothing."""
+    """DLRover's flash checkpoint to memory for DDP: only rank 0 saves, since all ranks have the same state."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -169,26 +171,26 @@ class DlroverMemory(Saver):
         self._step = 0
 
     def save(self, completed_steps: int) -> None:
-        """Copy, on rank 0."""
+        """Copy the state on rank 0."""
         self._step = completed_steps
         self._checkpointer.save_checkpoint(completed_steps, self.state(), storage_type=self._memory)
 
     def saved_bytes(self) -> int | None:
-        """Size of its shared memory, when the last save was not skipped.
+        """Size of DLRover's shared memory.
 
         Raises:
-            RuntimeError: it was.
+            RuntimeError: the last save was skipped.
         """
         if self.rank:
             return None
         engine = self._checkpointer._engine
         if engine._cached_step != self._step:
-            raise RuntimeError(f"DLRover holds step {engine._cached_step}, not {self._step}")
+            raise RuntimeError(f"DLRover saved step {engine._cached_step}, not {self._step}")
         return int(engine._shm_handler.shared_memory.size)
 
 
 def clean_dlrover(run: str) -> None:
-    """Remove what DLRover leaves behind of one run: shared memory and sockets."""
+    """Remove the shared memory and the sockets that DLRover leaves behind after a run."""
     for path in (*Path("/dev/shm").glob(f"{run}_*"), *Path("/tmp/ckpt_sock").glob(f"{run}/*")):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -196,7 +198,7 @@ def clean_dlrover(run: str) -> None:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a state dict, in its order."""
+    """The tensors of a state dict, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):

@@ -1,9 +1,9 @@
-"""Run a training script as ``__main__`` and log its steps: what a benchmark sees of a job that everstep does not run.
+"""Runs a training script as ``__main__`` and logs its steps, for jobs that do not run under everstep.
 
     torchrun … benchmarks/peers/step_log.py FOLDER SCRIPT ARGS…
 
-Each rank appends to ``FOLDER/<rank>-<restart>`` lines of an event (``started``, ``imported``, ``step``) and
-nanoseconds of the wall clock. A fault of the plan in EVERSTEP_FAULTS is met where everstep's own ranks meet it:
+Each rank appends lines to ``FOLDER/<rank>-<restart>``: an event (``started``, ``imported`` or ``step``) and its time by
+the wall clock, nanoseconds. The faults of the plan in EVERSTEP_FAULTS strike at the same point as under everstep,
 between backward and the optimizer's step.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Hook the optimizer, become the script."""
+    """Add hooks to the optimizer, and run the script."""
     started_ns = time.time_ns()
     folder, script, *args = sys.argv[1:]
     rank = int(os.environ["RANK"])
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 class StepLog:
-    """One rank's log of one attempt: a write of a few bytes per event."""
+    """The log of one rank in one attempt."""
 
     def __init__(self, folder: Path, rank: int, attempt: int) -> None:
         self._file = (folder / f"{rank}-{attempt}").open("ab", buffering=0)
@@ -59,12 +59,12 @@ class StepLog:
 
 
 def first(folder: Path, rank: int, attempt: int, event: str) -> int:
-    """When a rank had an event for the first time in an attempt, ns; 0: not yet."""
+    """Time of a rank's first event of this kind in an attempt, nanoseconds; 0: there is none yet."""
     return next(iter(times(folder, rank, attempt, event)), 0)
 
 
 def times(folder: Path, rank: int, attempt: int, event: str) -> list[int]:
-    """When a rank had an event in an attempt, ns."""
+    """Times of a rank's events of this kind in an attempt, nanoseconds."""
     try:
         lines = (folder / f"{rank}-{attempt}").read_text().splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The same script under torchrun, its knobs set in its favour."""
+"""Measures a recovery under torchrun, with the fastest settings; also starts, watches and ends processes of peers."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from everstep.rank import drill_faults as faults
 from everstep.rank import environment
 
 LIMIT_S = 180.0
-"""A peer that has not stepped again by then counts as failed."""
-LOOK_S = 0.05
+"""A peer that does not reach an event within this time counts as failed, seconds."""
+POLL_S = 0.05
 INTERRUPTED = threading.Event()
-"""Set when the benchmark is to end: peers are waited for in a thread, which Ctrl-C does not reach."""
+"""Set when the benchmark is interrupted: a thread waits for peers, and Ctrl-C does not reach it."""
 
 
 class PeerFailed(EverstepError):
-    """The peer did not run, or did not recover."""
+    """A peer did not run, or did not recover."""
 
 
 def last_words(output: Path) -> str:
-    """Why a process ended: the last line that it wrote, before what its destructors said of unfinished objects."""
-    told = output.read_text(errors="replace").partition("Exception ignored in")[0]
-    lines = told.strip().splitlines()
+    """The last line that a process wrote, without the later errors of destructors."""
+    text = output.read_text(errors="replace").partition("Exception ignored in")[0]
+    lines = text.strip().splitlines()
     return lines[-1] if lines else "nothing"
 
 
 def recover(folder: Path, script: Path, args: Sequence[str], *, ranks: int, rank: int, at_step: int) -> Recovery:
-    """Kill one rank of a torchrun job in the middle of a step; wait until all ranks have completed a step again.
+    """Kill one rank of a torchrun job in the middle of a step, and wait until all ranks have completed a step again.
 
-    The script has no checkpoint outside everstep: torchrun starts it from the
-    beginning, and the time ends with the first completed step of all ranks.
+    Without everstep the script has no checkpoint, so torchrun starts it from the beginning.
 
     Raises:
-        PeerFailed: it did not come to the fault, or not back.
+        PeerFailed: the job did not reach the fault, or did not step after it.
     """
     plan = write_plan(folder, rank, at_step)
     command = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(ranks)]
@@ -62,7 +61,7 @@ def recover(folder: Path, script: Path, args: Sequence[str], *, ranks: int, rank
 
 
 def write_plan(folder: Path, rank: int, at_step: int) -> Path:
-    """A plan with one SIGKILL, as everstep's own ranks meet it."""
+    """Write a plan with one SIGKILL, as for ranks under everstep; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = folder / "plan.json"
     plan.write_text(json.dumps([{"id": "kill", "fault": "kill-rank", "rank": rank, "at_step": at_step}]))
@@ -70,19 +69,19 @@ def write_plan(folder: Path, rank: int, at_step: int) -> Path:
 
 
 def fault_time(plan: Path) -> int:
-    """When the fault fired, ns; 0: not yet."""
-    found = faults.fired(plan, {"id": "kill"})
-    return int(found["time_ns"]) if found else 0
+    """Time at which the fault fired, nanoseconds; 0: it has not."""
+    mark = faults.fired(plan, {"id": "kill"})
+    return int(mark["time_ns"]) if mark else 0
 
 
 def all_of(folder: Path, ranks: Sequence[int], event: str, attempt: int = 1) -> int:
-    """When the last of the ranks had an event, ns; 0: one of them has not had it yet."""
+    """Time at which the last of the ranks had an event, nanoseconds; 0: one of them has not had it yet."""
     times = [step_log.first(folder, rank, attempt, event) for rank in ranks]
     return max(times) if all(times) else 0
 
 
-def wait_for(value: Callable[[], int], alive: Callable[[], bool], what: str, folder: Path) -> int:
-    """Wait for a time to be known.
+def wait_for(value: Callable[[], int], alive: Callable[[], bool], event: str, folder: Path) -> int:
+    """Wait until the time of an event is known, and return it.
 
     Raises:
         PeerFailed: the peer ended, or it took too long.
@@ -90,17 +89,17 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], what: str, fol
     deadline = time.monotonic() + LIMIT_S
     while not (found := value()):
         if INTERRUPTED.is_set():
-            raise PeerFailed(f"{what} did not come: the benchmark was interrupted")
+            raise PeerFailed(f"{event} was not reached: the benchmark was interrupted")
         if not alive() or time.monotonic() > deadline:
-            why = "it ended" if not alive() else f"not within {LIMIT_S:.0f} s"
-            raise PeerFailed(f"{what} did not come: {why}; see {folder}/output")
-        time.sleep(LOOK_S)
+            why = "the peer ended" if not alive() else f"not within {LIMIT_S:.0f} s"
+            raise PeerFailed(f"{event} was not reached: {why}; see {folder}/output")
+        time.sleep(POLL_S)
     return found
 
 
 @contextmanager
 def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> Iterator[Callable[[], bool]]:
-    """A process in a session of its own, ended with all that it started; yields whether it lives."""
+    """Run a process while the block runs, and then end it with all its children; yields whether it lives."""
     process = start_peer(command, folder, env)
     try:
         yield lambda: process.poll() is None
@@ -109,30 +108,30 @@ def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> I
 
 
 def start_peer(command: Sequence[str], folder: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; what it says goes to ``output`` in the folder."""
-    given: dict[str, Any] = dict(os.environ) | {
+    """Start a process in a session of its own; its output goes to the file ``output`` in the folder."""
+    environ: dict[str, Any] = dict(os.environ) | {
         "OMP_NUM_THREADS": "1",
-        # Without it, half of the restarts on gloo meet keys of the run before and hang (pytorch #135712).
+        # Without this, half of the restarts on gloo find keys of the previous run and hang (pytorch #135712).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **env,
     }
     with (folder / "output").open("wb") as output:
-        return subprocess.Popen(command, env=given, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(command, env=environ, stdout=output, stderr=output, start_new_session=True)
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything below it, whatever sessions they made."""
+    """Kill a process and all its descendants, also those in other sessions."""
     import psutil
 
     try:
         root = psutil.Process(process.pid)
-        found = [root, *root.children(recursive=True)]
+        processes = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
-        found = []
-    for one in found:
+        processes = []
+    for member in processes:
         try:
-            one.kill()
+            member.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(found, timeout=10)
+    psutil.wait_procs(processes, timeout=10)
     process.wait()

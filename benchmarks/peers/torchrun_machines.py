@@ -1,6 +1,6 @@
-"""Machines lost under torchrun, by the two ways that its users have: begin all anew, or replace the lost machine.
+"""Measures the loss of machines under torchrun in two ways: start the complete job again, or replace the lost machines.
 
-Both in torchrun's favour: the loss is known at once, machines are there at once, nothing is scheduled, and no
+Both favour torchrun: the loss is known at once, the new machines are ready, nothing has to be scheduled, and no
 checkpoint is read.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.peers import step_log
 from benchmarks.peers.torchrun import end_tree, start_peer, wait_for
 
 WARM_S = 1.0
-"""A job steps for so long before it loses machines."""
+"""Time for which a job steps before it loses machines, seconds."""
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 PORT = "port"
 """File with the port of the rendezvous store."""
@@ -26,10 +26,10 @@ STEP_LOG = str(Path(step_log.__file__).resolve())
 
 
 def requeue(folder: Path, script: Path, args: Sequence[str], *, machines: int) -> float:
-    """All machines begin anew, of one rank each; returns the seconds until all ranks have completed a step.
+    """Start a job on all machines, with one rank each; returns the seconds until all ranks have completed a step.
 
     Raises:
-        PeerFailed: it did not step.
+        PeerFailed: the job did not step.
     """
     folder.mkdir(parents=True)
     began_ns = time.time_ns()
@@ -39,17 +39,17 @@ def requeue(folder: Path, script: Path, args: Sequence[str], *, machines: int) -
 
 
 def reschedule(folder: Path, script: Path, args: Sequence[str], *, machines: int, lost: Sequence[int]) -> float:
-    """Some machines are killed, and others started in their places at once; returns the seconds until all step.
+    """Kill some machines of a job, and start their replacements at once; returns the seconds until all ranks step.
 
     Args:
-        folder: For logs; made.
-        script: What is trained.
-        args: Of the script.
-        machines: Of one rank each.
-        lost: Numbers of those that are killed; not 0, which has the rendezvous store.
+        folder: Folder for logs, which is made.
+        script: The training script.
+        args: Arguments of the script.
+        machines: Number of machines, with one rank each.
+        lost: Numbers of the machines that are killed; not 0, which has the rendezvous store.
 
     Raises:
-        PeerFailed: it did not step, or not again.
+        PeerFailed: the job did not step before or after the loss.
     """
     folder.mkdir(parents=True)
     with _nodes(folder, script, args, machines) as nodes:
@@ -58,9 +58,9 @@ def reschedule(folder: Path, script: Path, args: Sequence[str], *, machines: int
         killed_ns = time.time_ns()
         for number in lost:
             end_tree(nodes[number])
-        others = [_start(folder, f"{number}-again", script, args, machines) for number in lost]
-        for number, other in zip(lost, others, strict=True):
-            nodes[number] = other
+        replacements = [_start(folder, f"{number}-again", script, args, machines) for number in lost]
+        for number, replacement in zip(lost, replacements, strict=True):
+            nodes[number] = replacement
         stepped_ns = wait_for(
             lambda: all_stepped(folder, machines, killed_ns), _alive(nodes), "the step after it", folder
         )
@@ -82,7 +82,7 @@ def _nodes(folder: Path, script: Path, args: Sequence[str], machines: int) -> It
 
 
 def _start(folder: Path, name: str, script: Path, args: Sequence[str], machines: int) -> subprocess.Popen[bytes]:
-    """One machine's torchrun."""
+    """Start the torchrun of one machine."""
     command = [TORCHRUN, "--nnodes", str(machines), "--nproc-per-node", "1", "--max-restarts", "100"]
     command += ["--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "bench"]
     command += [
@@ -101,7 +101,7 @@ def _alive(nodes: Sequence[subprocess.Popen[bytes]]) -> Callable[[], bool]:
 
 
 def all_stepped(folder: Path, ranks: int, after_ns: int) -> int:
-    """When the last of the ranks completed a step in a process that began after a time, ns; 0: not all have."""
+    """Time at which all ranks had completed a step in processes started after ``after_ns``, nanoseconds; 0: not yet."""
     times = [_stepped(folder, rank, after_ns) for rank in range(ranks)]
     return max(times) if all(times) else 0
 

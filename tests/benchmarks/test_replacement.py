@@ -22,8 +22,8 @@ def test_losses_are_weighed_as_in_figure_12() -> None:
 def test_a_side_that_did_not_run_is_no_figure() -> None:
     measured = Measured()
     for count in (1, 2, 3):
-        measured.take("standbys", count, 3.0)
-        measured.take("requeue", count, 30.0)
+        measured.add("standbys", count, 3.0)
+        measured.add("requeue", count, 30.0)
     rows = {row.name: row for row in rows_of(measured)}
     assert rows["weighted time, requeue"].ratio == pytest.approx(0.1)
     assert rows["weighted time, reschedule"].met is None

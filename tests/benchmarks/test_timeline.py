@@ -64,10 +64,10 @@ def test_runs_that_did_not_come_back_are_said_of_both_sides() -> None:
         raise EverstepError("the job does not step again")
     assert results.failures == ["everstep: the job does not step again"]
     assert [(row.name, row.ours, row.peer) for row in summarise(results)] == [
-        ("came back, of 3 runs, torchrun", 0, 3),
-        ("came back, of 3 runs, nvrx", 0, 0),
+        ("recovered, of 3 runs, torchrun", 0, 3),
+        ("recovered, of 3 runs, nvrx", 0, 0),
     ]
     results.ours = [Recovery(1, 20, 0.6, parts)] * 2
     rows = {row.name: row.ours for row in summarise(results)}
-    assert rows["came back, of 3 runs, torchrun"] == 2
+    assert rows["recovered, of 3 runs, torchrun"] == 2
     assert rows["fault to next step of all ranks, median"] == 0.6
