@@ -166,7 +166,9 @@ class FakeAgent:
             **dict.fromkeys(("persist", "align_backups", "align_ranks", "steps", "read_log", "stacks"), of_no_job),
             has_code=pb.HasCodeReply(),
             put_code=ConfigError("a fake agent keeps no code"),
-            try_code=lambda request: _named(request, CodeMissing(f"{machine} does not have the code {request.code}")),
+            try_code=lambda request: _named(
+                request, CodeMissing(f"{machine} does not have the code {request.program.code}")
+            ),
             clear=lambda _: pb.ClearReply(),
             inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,

@@ -111,9 +111,9 @@ class Agents:
             request_id="launch",
             job=job,
             generation=1,
-            script=spec.script,
-            args=spec.args,
-            env=shared_environment(spec, store.host, store.port, 1),
+            program=pb.Program(
+                script=spec.script, args=spec.args, env=shared_environment(spec, store.host, store.port, 1)
+            ),
             ranks=launches,
             resume_step=0,
             checkpoint=checkpoint_options(spec),

@@ -107,24 +107,15 @@ class CheckVersion(Activity[VersionChecked]):
 
 def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequest:
     """Return a request for a trial of a machine's first rank; ``machine`` is the machine's index."""
-    from activities.agents.convert import import_environment, rank_launches, shared_environment
+    from activities.agents.convert import program_of, rank_launches, shared_environment
     from agent.v1 import agent_pb2 as pb
 
     first = rank_launches(spec, machine if machine < spec.machines else 0)[0]
     return pb.TryCodeRequest(
         request_id=request_id(),
         job=spec.name,
-        code=spec.code,
-        script=spec.script,
-        args=spec.args,
-        cwd=spec.cwd,
-        cwd_by_default=spec.cwd_by_default,
-        python=spec.python,
-        env=shared_environment(spec, "", 0, 1) | dict(first.env),
-        env_from=spec.env_from,
-        env_file=spec.env_file,
+        program=program_of(spec, shared_environment(spec, "", 0, 1) | dict(first.env)),
         timeout_s=timeout_s,
-        import_env=import_environment(spec),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import Placement
 from everstep.model.evidence import Classification, RankExit
@@ -129,6 +131,26 @@ def backup_peers(assignment: Assignment[Machine], placement: Placement, machine:
             to = assignment.home(peer)
             peers.append(pb.BackupPeer(rank=rank, machine=to.name, address=to.address))
     return peers
+
+
+def program_of(spec: JobSpec, env: Mapping[str, str]) -> pb.Program:
+    """Return the program that a job's ranks run.
+
+    Args:
+        spec: The job's specification.
+        env: The environment, beyond the variables that each machine reads itself.
+    """
+    return pb.Program(
+        script=spec.script,
+        args=spec.args,
+        cwd=spec.cwd,
+        cwd_by_default=spec.cwd_by_default,
+        env=env,
+        env_from=spec.env_from,
+        env_file=spec.env_file,
+        code=spec.code,
+        imports=imports_of(spec),
+    )
 
 
 def imports_of(spec: JobSpec) -> pb.Imports:

@@ -52,7 +52,7 @@ class LaunchRanks(Activity[Launched]):
         from activities.agents.convert import (
             backup_peers,
             checkpoint_options,
-            imports_of,
+            program_of,
             rank_launches,
             shared_environment,
         )
@@ -70,6 +70,7 @@ class LaunchRanks(Activity[Launched]):
             placement = await asyncio.to_thread(place_backups, assignment.topology, domains)
             backed_up = spec.checkpoint.backup
             store = await self._start_store(tools, say)
+            program = program_of(spec, shared_environment(spec, store.host, store.port, self.generation))
 
             async def launch_machine(machine: Machine, client: AgentClient) -> pb.LaunchReply:
                 index = position[machine.name]
@@ -78,21 +79,13 @@ class LaunchRanks(Activity[Launched]):
                     job=spec.name,
                     generation=self.generation,
                     ranks=rank_launches(spec, index),
-                    script=spec.script,
-                    args=spec.args,
-                    cwd=spec.cwd,
-                    cwd_by_default=spec.cwd_by_default,
-                    env=shared_environment(spec, store.host, store.port, self.generation),
+                    program=program,
                     resume_step=self.resume_step,
                     checkpoint=checkpoint_options(spec, reshard_from=self.reshard_from),
                     peers=backup_peers(assignment, placement, index) if backed_up else [],
                     run=run,
-                    env_from=spec.env_from,
-                    env_file=spec.env_file,
                     begins_run=self.begins_run,
-                    code=spec.code,
                     version=spec.version,
-                    imports=imports_of(spec),
                 )
 
                 def launched() -> Awaitable[pb.LaunchReply]:

@@ -44,7 +44,7 @@ class LaunchOptions:
             ranks=tuple(sorted(rank.rank for rank in request.ranks)),
             options=request.checkpoint,
             peers=tuple(sorted(request.peers, key=lambda peer: peer.rank)),
-            topology=request.env.get(environment.TOPOLOGY, ""),
+            topology=request.program.env.get(environment.TOPOLOGY, ""),
             run=request.run,
         )
 
@@ -56,7 +56,7 @@ class LaunchOptions:
             ranks=[pb.RankLaunch(rank=rank) for rank in self.ranks],
             checkpoint=self.options,
             peers=self.peers,
-            env={environment.TOPOLOGY: self.topology},
+            program=pb.Program(env={environment.TOPOLOGY: self.topology}),
             run=self.run,
         )
         return json_format.MessageToJson(kept, indent=None)

@@ -28,19 +28,20 @@ def check_launch(request: pb.LaunchRequest) -> None:
     ranks = [rank.rank for rank in request.ranks]
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
         raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
-    check_paths(request.script, folder_to_work_in(request, Path(request.script)))
+    script = request.program.script
+    check_paths(script, folder_to_work_in(request.program, Path(script)))
 
 
-def folder_to_work_in(request: pb.LaunchRequest | pb.TryCodeRequest, script: Path) -> str:
+def folder_to_work_in(program: pb.Program, script: Path) -> str:
     """Return the working directory: the script's folder if none is requested, or the default one does not exist.
 
     Args:
-        request: The launch, or the trial.
+        program: The program of a launch, or of a trial.
         script: Path of the script on this machine.
     """
-    if request.cwd_by_default and not Path(request.cwd).is_dir():
+    if program.cwd_by_default and not Path(program.cwd).is_dir():
         return str(script.parent)
-    return request.cwd or str(script.parent)
+    return program.cwd or str(script.parent)
 
 
 def check_paths(script: str, cwd: str) -> None:
@@ -74,13 +75,13 @@ def fork_arguments(
         reports: Makes the report files, in the job's shared memory.
         output: Returns the path for a rank's output; suffix ``out`` or ``err``.
     """
-    shm = host.shm_dir / request.job
+    shm, program = host.shm_dir / request.job, request.program
     shared = {
         "OMP_NUM_THREADS": "1",  # torchrun does this too
         **host.sockets,
         **inherited_environment(),
         **dict(record.env),
-        **dict(request.env),
+        **dict(program.env),
         environment.JOB: request.job,
         environment.MACHINE: host.machine,
         environment.GENERATION: str(request.generation),
@@ -102,9 +103,9 @@ def fork_arguments(
     return {
         "generation": request.generation,
         "fenced": record.fenced,
-        "script": request.script,
-        "args": list(request.args),
-        "cwd": folder_to_work_in(request, Path(request.script)),
+        "script": program.script,
+        "args": list(program.args),
+        "cwd": folder_to_work_in(program, Path(program.script)),
         "env": shared,
         "ranks": rows,
     }
@@ -113,10 +114,11 @@ def fork_arguments(
 def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, str]:
     """Return the variables that define how a rank keeps its state."""
     options = request.checkpoint
+    overlap = request.program.env.get(environment.CHECKPOINT_OVERLAP) or str(int(options.overlap))
     backups = options.backup_slots if options.backup and request.peers else 0
     return {
         environment.CHECKPOINT_SLOTS: str(slots_of(options)),
-        environment.CHECKPOINT_OVERLAP: request.env.get(environment.CHECKPOINT_OVERLAP) or str(int(options.overlap)),
+        environment.CHECKPOINT_OVERLAP: overlap,
         environment.SAVE_SIGNAL: str(shm / save_watch.NAME),
         environment.BACKUP_SLOTS: str(backups),
         environment.RESHARD_FROM: options.reshard_from,

@@ -85,7 +85,7 @@ class JobRunner:
             return False
         return self.server.label != label_of(self.record.python, self.record.env)
 
-    async def _fit_server(self, request: pb.StartStoreRequest | pb.LaunchRequest) -> None:
+    async def _fit_server(self, request: pb.StartStoreRequest | pb.Program) -> None:
         """Replace an idle fork server if a launch needs other imports."""
         wanted = (request.imports.python, dict(request.imports.env))
         if not request.HasField("imports") or (self.record.python, self.record.env) == wanted or self.record.living():
@@ -174,7 +174,7 @@ class JobRunner:
         self._check_fence(generation, begins_run=request.begins_run)
         if generation < self.record.generation:
             raise Fenced(f"generation {generation} is older than {self.record.generation}, which was launched already")
-        await self._fit_server(request)
+        await self._fit_server(request.program)
         for _ in range(3):
             server = await self.ensure_server()
             self.ranks.find_orphans()
@@ -184,7 +184,7 @@ class JobRunner:
                     f"rank {alive[0].rank} of generation {alive[0].generation} still lives (pid {alive[0].pid}): "
                     f"stop generation {generation - 1} first"
                 )
-            self.record.launched(generation, request.code, request.version)
+            self.record.launched(generation, request.program.code, request.version)
             missing = [rank for rank in request.ranks if not self.record.find(generation, rank.rank)]
             await self._open_checkpoints(request, {rank.rank for rank in missing})
             try:

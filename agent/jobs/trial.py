@@ -61,19 +61,20 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
     began = time.monotonic()
     if not 0 < request.timeout_s <= LONGEST_S:
         raise ConfigError(f"timeout_s is {request.timeout_s:g}; a trial takes more than 0 and at most {LONGEST_S:g} s")
-    with host.code.kept(request.code):
-        script, folder = Path(request.script), ""
-        if request.code:
-            script = await host.code.script(request.code, request.script, verified=True)
-            folder = str(host.code.folder / request.code)
-        cwd = folder_to_work_in(request, script)
+    program = request.program
+    with host.code.kept(program.code):
+        script, folder = Path(program.script), ""
+        if program.code:
+            script = await host.code.script(program.code, program.script, verified=True)
+            folder = str(host.code.folder / program.code)
+        cwd = folder_to_work_in(program, script)
         check_paths(str(script), cwd)
         with _own_folder(host) as own:
             outcome_file = own / OUTCOME
             arguments = {
                 "script": str(script),
                 "folder": folder,
-                "args": list(request.args),
+                "args": list(program.args),
                 "cwd": cwd,
                 "env": _environment(host, request, values) | {environment.TRIAL: str(outcome_file)},
             }
@@ -84,7 +85,7 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
     logger.info(
         "tried code",
         job=request.job,
-        code=request.code,
+        code=program.code,
         outcome=pb.TryCodeReply.Outcome.Name(reply.outcome),
         seconds=round(reply.seconds, 2),
     )
@@ -93,10 +94,11 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
 
 async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Message) -> tuple[Message, str]:
     """Run the trial, again if the fork server dies; returns its end as the server reports it, and its output."""
+    imports = request.program.imports
     for last in (False, True):
         fifo = own / f"output-{last}"
         async with (
-            host.fork_servers.borrowed(request.job, request.python, dict(request.import_env)) as server,
+            host.fork_servers.borrowed(request.job, imports.python, dict(imports.env)) as server,
             _Tail.of(fifo) as output,
         ):
             try:
@@ -159,9 +161,9 @@ def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, st
         "OMP_NUM_THREADS": "1",
         **host.sockets,
         **inherited_environment(),
-        **dict(request.import_env),
+        **dict(request.program.imports.env),
         **values,
-        **dict(request.env),
+        **dict(request.program.env),
     }
     cluster = {environment.CLUSTER}
     kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}

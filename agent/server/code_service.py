@@ -42,7 +42,8 @@ class CodeService(CheckpointsService):
         """Run a script until it joins the job."""
 
         async def carry_out() -> pb.TryCodeReply:
-            values = await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
+            program = request.program
+            values = await asyncio.to_thread(read_variables, program.env_from, program.env_file, self.host.machine)
             return await try_script(self.host, request, values)
 
         try:

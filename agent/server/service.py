@@ -222,20 +222,21 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     async def Launch(self, request: pb.LaunchRequest, context: Context) -> pb.LaunchReply:  # noqa: N802
         """Start this machine's ranks of a generation."""
+        program = request.program
 
         async def carry_out() -> pb.LaunchReply:
             runner = self.jobs.runner(request.job)
             await self.jobs.end_others_than(request.job)
-            values = await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
-            whole = pb.LaunchRequest()
-            whole.CopyFrom(request)
-            whole.env.update({name: value for name, value in values.items() if name not in request.env})
-            with self.host.code.kept(request.code):
-                if request.code:
-                    whole.script = str(await self.host.code.script(request.code, request.script))
+            values = await asyncio.to_thread(read_variables, program.env_from, program.env_file, self.host.machine)
+            complete = pb.LaunchRequest()
+            complete.CopyFrom(request)
+            complete.program.env.update({name: value for name, value in values.items() if name not in program.env})
+            with self.host.code.kept(program.code):
+                if program.code:
+                    complete.program.script = str(await self.host.code.script(program.code, program.script))
                 async with runner.lock:
                     await self.diagnoser.end("ranks are started")
-                    ranks = await runner.launch(whole)
+                    ranks = await runner.launch(complete)
             started = [pb.RankProcess(rank=r.rank, pid=r.pid, forked_ns=r.forked_ns) for r in ranks]
             return pb.LaunchReply(generation=request.generation, ranks=started)
 

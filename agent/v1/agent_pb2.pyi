@@ -371,7 +371,7 @@ class StartStoreRequest(_message.Message):
     """as in LaunchRequest"""
     @_builtins.property
     def imports(self) -> Global___Imports:
-        """as in LaunchRequest"""
+        """as in Program"""
 
     def __init__(
         self,
@@ -420,6 +420,68 @@ Global___StartStoreReply: _TypeAlias = StartStoreReply  # noqa: Y015
 class LaunchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
+    RESUME_STEP_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    BEGINS_RUN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    job: _builtins.str
+    generation: _builtins.int
+    resume_step: _builtins.int
+    """restore the state after this many completed steps; -1: no checkpoint"""
+    run: _builtins.str
+    begins_run: _builtins.bool
+    """the first generation of its run: no earlier generation had to be stopped"""
+    version: _builtins.int
+    """number of the job's version of code; 0: not known"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
+    @_builtins.property
+    def program(self) -> Global___Program:
+        """its env is shared by all ranks of this machine"""
+
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointOptions: ...
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackupPeer]:
+        """of this machine's ranks; a rank without a peer has no backup"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankLaunch] | None = ...,
+        program: Global___Program | None = ...,
+        resume_step: _builtins.int = ...,
+        checkpoint: Global___CheckpointOptions | None = ...,
+        peers: _abc.Iterable[Global___BackupPeer] | None = ...,
+        run: _builtins.str = ...,
+        begins_run: _builtins.bool = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "program", b"program"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "checkpoint", b"checkpoint", "generation", b"generation", "job", b"job", "peers", b"peers", "program", b"program", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+
+@_typing.final
+class Program(_message.Message):
+    """The program that a rank runs, in a launch or in a trial."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     @_typing.final
     class EnvEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
@@ -440,100 +502,61 @@ class LaunchRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
     ARGS_FIELD_NUMBER: _builtins.int
     CWD_FIELD_NUMBER: _builtins.int
+    CWD_BY_DEFAULT_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
-    RESUME_STEP_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
-    PEERS_FIELD_NUMBER: _builtins.int
-    RUN_FIELD_NUMBER: _builtins.int
     ENV_FROM_FIELD_NUMBER: _builtins.int
     ENV_FILE_FIELD_NUMBER: _builtins.int
-    BEGINS_RUN_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
-    CWD_BY_DEFAULT_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    job: _builtins.str
-    generation: _builtins.int
     script: _builtins.str
-    """absolute path on the machine"""
+    """absolute path on the machine, or relative path in the snapshot that code names"""
     cwd: _builtins.str
-    resume_step: _builtins.int
-    """restore the state after this many completed steps; -1: no checkpoint"""
-    run: _builtins.str
+    """working directory; empty: the script's folder"""
+    cwd_by_default: _builtins.bool
+    """the user did not choose cwd: if it does not exist, the script's folder is used"""
     env_file: _builtins.str
     """absolute path on the machine; lines NAME=value"""
-    begins_run: _builtins.bool
-    """the first generation of its run: none before it had to be stopped"""
     code: _builtins.str
-    """digest of the snapshot in which script is a relative path; empty: it is absolute"""
-    version: _builtins.int
-    """number of the job's version that this is; 0: not known"""
-    cwd_by_default: _builtins.bool
-    """nobody named cwd: where it is not there, it is the script's folder in the snapshot"""
-    @_builtins.property
-    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
+    """digest of the snapshot of code; empty: the script runs where it lies"""
     @_builtins.property
     def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """shared by all ranks of this machine"""
-
-    @_builtins.property
-    def checkpoint(self) -> Global___CheckpointOptions: ...
-    @_builtins.property
-    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackupPeer]:
-        """of this machine's ranks; a rank without one has no backup"""
-
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """variables that ranks get from env_file, or else from the agent's environment"""
+        """variables that are read from env_file, or else from the agent's environment"""
 
     @_builtins.property
     def imports(self) -> Global___Imports:
-        """Where the job's fork server was started with something else, another one takes its place; not given: it stays."""
+        """a launch replaces an idle fork server that was started otherwise; unset: it stays"""
 
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
-        job: _builtins.str = ...,
-        generation: _builtins.int = ...,
-        ranks: _abc.Iterable[Global___RankLaunch] | None = ...,
         script: _builtins.str = ...,
         args: _abc.Iterable[_builtins.str] | None = ...,
         cwd: _builtins.str = ...,
+        cwd_by_default: _builtins.bool = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        resume_step: _builtins.int = ...,
-        checkpoint: Global___CheckpointOptions | None = ...,
-        peers: _abc.Iterable[Global___BackupPeer] | None = ...,
-        run: _builtins.str = ...,
         env_from: _abc.Iterable[_builtins.str] | None = ...,
         env_file: _builtins.str = ...,
-        begins_run: _builtins.bool = ...,
         code: _builtins.str = ...,
-        version: _builtins.int = ...,
         imports: Global___Imports | None = ...,
-        cwd_by_default: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "imports", b"imports"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "begins_run", b"begins_run", "checkpoint", b"checkpoint", "code", b"code", "cwd", b"cwd", "cwd_by_default", b"cwd_by_default", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "generation", b"generation", "imports", b"imports", "job", b"job", "peers", b"peers", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "script", b"script", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "code", b"code", "cwd", b"cwd", "cwd_by_default", b"cwd_by_default", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "imports", b"imports", "script", b"script"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LaunchRequest: _TypeAlias = LaunchRequest  # noqa: Y015
+Global___Program: _TypeAlias = Program  # noqa: Y015
 
 @_typing.final
 class Imports(_message.Message):
-    """what a fork server is started with: python and env of PrepareRequest"""
+    """python and env of PrepareRequest: they decide what a fork server imports"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -675,101 +698,28 @@ Global___PutCodeReply: _TypeAlias = PutCodeReply  # noqa: Y015
 class TryCodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class EnvEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class ImportEnvEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    CODE_FIELD_NUMBER: _builtins.int
-    SCRIPT_FIELD_NUMBER: _builtins.int
-    ARGS_FIELD_NUMBER: _builtins.int
-    CWD_FIELD_NUMBER: _builtins.int
-    PYTHON_FIELD_NUMBER: _builtins.int
-    ENV_FIELD_NUMBER: _builtins.int
-    ENV_FROM_FIELD_NUMBER: _builtins.int
-    ENV_FILE_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
-    IMPORT_ENV_FIELD_NUMBER: _builtins.int
-    CWD_BY_DEFAULT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
-    code: _builtins.str
-    script: _builtins.str
-    cwd: _builtins.str
-    python: _builtins.str
-    env_file: _builtins.str
     timeout_s: _builtins.float
-    cwd_by_default: _builtins.bool
-    """as in LaunchRequest"""
     @_builtins.property
-    def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """of the rank that is tried, torchrun's variables included"""
-
-    @_builtins.property
-    def env_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def import_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """as env in Prepare"""
+    def program(self) -> Global___Program:
+        """its env includes the variables that torchrun sets for the rank"""
 
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         job: _builtins.str = ...,
-        code: _builtins.str = ...,
-        script: _builtins.str = ...,
-        args: _abc.Iterable[_builtins.str] | None = ...,
-        cwd: _builtins.str = ...,
-        python: _builtins.str = ...,
-        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        env_from: _abc.Iterable[_builtins.str] | None = ...,
-        env_file: _builtins.str = ...,
+        program: Global___Program | None = ...,
         timeout_s: _builtins.float = ...,
-        import_env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        cwd_by_default: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["program", b"program"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "code", b"code", "cwd", b"cwd", "cwd_by_default", b"cwd_by_default", "env", b"env", "env_file", b"env_file", "env_from", b"env_from", "import_env", b"import_env", "job", b"job", "python", b"python", "request_id", b"request_id", "script", b"script", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "program", b"program", "request_id", b"request_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

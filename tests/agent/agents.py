@@ -138,8 +138,7 @@ class Job:
             job=self.name,
             generation=generation,
             ranks=ranks,
-            script=str(self.path),
-            args=self.args,
+            program=pb.Program(script=str(self.path), args=self.args),
             checkpoint=pb.CheckpointOptions(slots=2),
         )
 

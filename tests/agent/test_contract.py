@@ -175,7 +175,7 @@ async def test_what_is_no_name_of_a_job_is_refused(subject: Subject, method: str
 
 async def test_code_that_is_not_here_is_named_as_missing(subject: Subject, job: str) -> None:
     digest = "0" * 64
-    request = pb.TryCodeRequest(job=job, code=digest, script="main.py", timeout_s=5)
+    request = pb.TryCodeRequest(job=job, program=pb.Program(code=digest, script="main.py"), timeout_s=5)
 
     assert await subject.client.has_code([digest]) == []
     with pytest.raises(CodeMissing, match="does not have the code 0000"):

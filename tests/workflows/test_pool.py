@@ -385,7 +385,7 @@ async def test_idle_machines_get_the_code_that_jobs_run_once_and_it_is_tried_the
 
     def answers(number: int, reply: Any) -> None:
         def attempt(request: pb.TryCodeRequest) -> Any:
-            tried.append(f"m{number} {request.job} {request.code[:2]}")
+            tried.append(f"m{number} {request.job} {request.program.code[:2]}")
             return reply
 
         pooled.agents[number].answer(has_code=pb.HasCodeReply(digests=[code]), try_code=attempt)

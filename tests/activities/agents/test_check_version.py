@@ -61,9 +61,10 @@ async def test_each_machine_is_its_own_first_rank() -> None:
     agents = [agent(JOINED) for _ in range(3)]
     assert await checked(agents) == VersionChecked()
     requests = [one.asked("try_code")[0] for one in agents]
-    assert [request.env["RANK"] for request in requests] == ["0", "2", "4"]
-    assert {request.env["WORLD_SIZE"] for request in requests} == {"6"}
-    assert {(request.code, request.script, request.timeout_s) for request in requests} == {("0" * 64, "job.py", 30.0)}
+    assert [request.program.env["RANK"] for request in requests] == ["0", "2", "4"]
+    assert {request.program.env["WORLD_SIZE"] for request in requests} == {"6"}
+    programs = {(request.program.code, request.program.script, request.timeout_s) for request in requests}
+    assert programs == {("0" * 64, "job.py", 30.0)}
 
 
 async def test_what_could_not_be_tried_is_told_once_and_refuses_nothing() -> None:
@@ -78,7 +79,7 @@ async def test_a_machine_beyond_those_of_the_job_is_tried_as_one_of_them() -> No
     async with reached([agent(JOINED), standby]) as (pool, machines):
         given = CheckVersion(job=PlacedJob(spec=spec, machines=machines))
         assert await perform(given, agents=pool, versions=None) == VersionChecked()
-    assert standby.asked("try_code")[0].env["RANK"] == "0"
+    assert standby.asked("try_code")[0].program.env["RANK"] == "0"
 
 
 async def test_what_fails_is_refused_with_the_first_traceback_and_how_many_say_the_same() -> None:

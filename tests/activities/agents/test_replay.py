@@ -219,9 +219,8 @@ async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningA
         started = await agent.client.start_store(store, timeout_s=60)
         env = {"MASTER_ADDR": started.host, "MASTER_PORT": str(started.port), "WORLD_SIZE": "1"}
         env |= {"EVERSTEP_TOPOLOGY": "1,1,1,1,pp-dp-tp"}
-        request = pb.LaunchRequest(job=job, generation=generation, script=script, args=["well"], run="r1")
-        request.begins_run = True
-        request.env.update(env)
+        program = pb.Program(script=script, args=["well"], env=env)
+        request = pb.LaunchRequest(job=job, generation=generation, program=program, run="r1", begins_run=True)
         request.ranks.add(rank=0, env={"RANK": "0", "LOCAL_RANK": "0"})
         await agent.client.launch(request, timeout_s=60)
 

@@ -174,7 +174,7 @@ def launching(digest: str, **answers: object) -> FakeAgent:
         has_code=lambda _: pb.HasCodeReply(digests=[digest] if agent.asked("put_code") else []),
         put_code=pb.PutCodeReply(),
         launch=lambda request: (
-            pb.LaunchReply(generation=1) if agent.asked("put_code") else CodeMissing(f"m0 lacks {request.code}")
+            pb.LaunchReply(generation=1) if agent.asked("put_code") else CodeMissing(f"m0 lacks {request.program.code}")
         ),
     )
     agent.answer(**answers)  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ async def test_a_launch_brings_the_code_to_machines_that_came_without_it(kept: K
         await perform(launch(spec, machines), agents=pool, versions=kept.store)
     assert [len(agent.asked("put_code")) for agent in agents] == [1, 0]
     last = agents[0].asked("launch")[-1]
-    assert (last.code, last.version, last.script) == (kept.digest, 3, "job.py")
+    assert (last.program.code, last.version, last.program.script) == (kept.digest, 3, "job.py")
 
 
 async def test_a_launch_without_a_store_says_which_machine_lacks_the_code(kept: Kept) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 def request(job: Job, code: str, script: str, generation: int = 1, version: int = 7) -> pb.LaunchRequest:
     made = job.launch_request(generation)
-    made.code, made.script, made.version = code, script, version
+    made.program.code, made.program.script, made.version = code, script, version
     return made
 
 

@@ -43,7 +43,7 @@ async def launch(
     request.resume_step, request.version = resume_step, version
     request.checkpoint.disk, request.checkpoint.disk_keep = True, 10
     request.checkpoint.slots, request.checkpoint.overlap = 3, overlap
-    request.env.update(
+    request.program.env.update(
         {
             "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "2",

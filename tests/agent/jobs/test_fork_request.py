@@ -20,16 +20,17 @@ def script(tmp_path: Path) -> Path:
 
 
 def launch(script: Path, cwd: str, *, by_default: bool) -> pb.LaunchRequest:
-    return pb.LaunchRequest(ranks=[pb.RankLaunch(rank=0)], script=str(script), cwd=cwd, cwd_by_default=by_default)
+    program = pb.Program(script=str(script), cwd=cwd, cwd_by_default=by_default)
+    return pb.LaunchRequest(ranks=[pb.RankLaunch(rank=0)], program=program)
 
 
 def test_a_folder_that_nobody_named_need_not_be_on_every_machine(script: Path, tmp_path: Path) -> None:
     there = launch(script, str(tmp_path), by_default=True)
-    assert folder_to_work_in(there, script) == str(tmp_path)
+    assert folder_to_work_in(there.program, script) == str(tmp_path)
     gone = launch(script, "/home/ada/gpt", by_default=True)
     check_launch(gone)
-    assert folder_to_work_in(gone, script) == str(script.parent)
-    assert folder_to_work_in(launch(script, "", by_default=False), script) == str(script.parent)
+    assert folder_to_work_in(gone.program, script) == str(script.parent)
+    assert folder_to_work_in(launch(script, "", by_default=False).program, script) == str(script.parent)
 
 
 def test_a_folder_that_somebody_named_has_to_be_there(script: Path) -> None:
@@ -41,5 +42,5 @@ def test_a_folder_that_somebody_named_has_to_be_there(script: Path) -> None:
 def test_a_job_turns_the_overlap_of_saves_off(tmp_path: Path, by_policy: bool, by_env: str, told: str) -> None:
     """By its policy, or as the warning says where it goes wrong, by its env."""
     env = {environment.CHECKPOINT_OVERLAP: by_env} if by_env else {}
-    request = pb.LaunchRequest(env=env, checkpoint=pb.CheckpointOptions(overlap=by_policy))
+    request = pb.LaunchRequest(program=pb.Program(env=env), checkpoint=pb.CheckpointOptions(overlap=by_policy))
     assert checkpoint_environment(request, tmp_path)[environment.CHECKPOINT_OVERLAP] == told

@@ -43,7 +43,7 @@ async def test_ranks_get_it_where_their_job_says_nothing_else(
     job = Job(agent, PRINT, ranks=1)
     await job.prepare()
     request = job.launch_request()
-    request.env.update(own)
+    request.program.env.update(own)
     await agent.client.launch(request, timeout_s=60)
     await job.exits(1)
 

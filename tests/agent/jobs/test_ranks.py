@@ -80,7 +80,7 @@ print(numpy.random.rand(), torch.rand(1).item(), random.random())
     job = await prepared(agent, script, ranks=2, args=("--steps", "3"))
     (agent.folder / "helper.py").write_text("")
     request = job.launch_request()
-    request.env.update({"MINE": "yes", "OMP_NUM_THREADS": "2"})
+    request.program.env.update({"MINE": "yes", "OMP_NUM_THREADS": "2"})
     await agent.client.launch(request)
     await job.exits(2)
     said = [(await job.log(rank, pb.ReadLogRequest.STDOUT)).decode().splitlines() for rank in (0, 1)]
@@ -214,7 +214,7 @@ print(store.get(str(1 - int(rank))).decode())
     store = await agent.client.start_store(request)
     assert await agent.client.start_store(request) == store
     launch = job.launch_request()
-    launch.env.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
+    launch.program.env.update({"MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
     await agent.client.launch(launch)
     assert [o.rank_ended.exit.value for o in await job.exits(2)] == [0, 0]
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"here 1\n"
@@ -242,7 +242,7 @@ for step in range(5):
     plan.write_text('[{"id": "one", "fault": "kill-rank", "rank": 0, "at_step": 2, "signal": "ABRT"}]')
     for generation, end in ((1, (pb.Exit.SIGNAL, signal.SIGABRT)), (2, (pb.Exit.CODE, 0))):
         request = job.launch_request(generation)
-        request.env["EVERSTEP_FAULTS"] = str(plan)
+        request.program.env["EVERSTEP_FAULTS"] = str(plan)
         await agent.client.launch(request)
         exited = (await job.exits(generation))[-1].rank_ended
         assert (exited.exit.kind, exited.exit.value) == end
@@ -275,7 +275,7 @@ async def test_what_cannot_run_is_refused_before_a_fork(agent: RunningAgent) -> 
     with pytest.raises(ConfigError, match="is not a file on this machine"):
         await job.launch()
     request = job.launch_request()
-    request.script, request.cwd = __file__, "/nonsuch"
+    request.program.script, request.program.cwd = __file__, "/nonsuch"
     with pytest.raises(ConfigError, match="cwd /nonsuch"):
         await agent.client.launch(request)
     with pytest.raises(ConfigError, match="is not a job name"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf import json_format
 
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable, CodeMissing, ConfigError
@@ -29,10 +30,7 @@ def request(code: str, *args: str, timeout_s: float = 60.0, **env: str) -> pb.Tr
     return pb.TryCodeRequest(
         request_id=uuid.uuid4().hex,
         job="tried",
-        code=code,
-        script="main.py",
-        args=args,
-        env=shared | env,
+        program=pb.Program(code=code, script="main.py", args=args, env=shared | env),
         timeout_s=timeout_s,
     )
 
@@ -173,10 +171,10 @@ async def test_it_has_nothing_of_the_job_that_runs(agent: RunningAgent, tmp_path
 async def test_variables_of_the_machine_are_those_of_a_launch(agent: RunningAgent, tmp_path: Path) -> None:
     (tmp_path / "env").write_text("SECRET=s3cret\n")
     one = request(await put(agent, {"main.py": "import os\nprint(os.environ['SECRET'][::-1])\n"}))
-    one.env_from.append("SECRET")
-    one.env_file = str(tmp_path / "env")
+    one.program.env_from.append("SECRET")
+    one.program.env_file = str(tmp_path / "env")
     assert (await agent.client.try_code(one)).text == "terc3s\n"
-    one.env_from.append("NOWHERE")
+    one.program.env_from.append("NOWHERE")
     one.request_id = "another"
     with pytest.raises(ConfigError, match="NOWHERE"):
         await agent.client.try_code(one)
@@ -191,10 +189,13 @@ async def test_missing_and_damaged_code_has_to_be_brought_first(agent: RunningAg
     path.write_text(path.read_text().replace("here", "gone"))
     with pytest.raises(CodeMissing):
         await agent.client.try_code(request(code))
-    for change, said in ({"script": "no.py"}, "not in the code"), ({"cwd": "/no"}, "cwd"), ({"timeout_s": 0.0}, "0 s"):
+    for change, said in (
+        ({"program": {"script": "no.py"}}, "not in the code"),
+        ({"program": {"cwd": "/no"}}, "cwd"),
+        ({"timeout_s": 0.0}, "0 s"),
+    ):
         one = request(await put(agent, {"main.py": JOIN}))
-        one.MergeFrom(pb.TryCodeRequest(**change))
-        one.timeout_s = change.get("timeout_s", one.timeout_s)  # type: ignore[assignment]
+        json_format.ParseDict(change, one)
         with pytest.raises(ConfigError, match=said):
             await agent.client.try_code(one)
 
@@ -236,7 +237,7 @@ async def test_where_other_imports_were_tried_the_ranks_with_them_are_launched(a
     imports = pb.Imports(env={"TORCH_LOGS_FORMAT": "short"})  # is read at the import of torch
     trial = request(await put(agent, {"main.py": JOIN, "lib.py": LIB}))
     trial.job = job.name
-    trial.import_env.update(imports.env)
+    trial.program.imports.CopyFrom(imports)
     assert (await agent.client.try_code(trial, timeout_s=60)).outcome == Outcome.JOINED
     servers = set(agent.fork_servers.glob("*.sock"))
     await job.stop()
@@ -244,8 +245,8 @@ async def test_where_other_imports_were_tried_the_ranks_with_them_are_launched(a
     store = pb.StartStoreRequest(request_id="store", job=job.name, generation=2, imports=imports)
     await agent.client.start_store(store, timeout_s=60)
     launch = job.launch_request(2)
-    launch.imports.CopyFrom(imports)
-    launch.env.update(imports.env)
+    launch.program.imports.CopyFrom(imports)
+    launch.program.env.update(imports.env)
     await agent.client.launch(launch, timeout_s=60)
 
     await job.entered()

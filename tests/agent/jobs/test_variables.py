@@ -64,8 +64,8 @@ async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch:
         asked = pb.PrepareRequest(request_id="prepare", job=job.name, env_from=names, env_file=place)
         await agent.client.prepare(asked, timeout_s=60)
         request = job.launch_request()
-        request.env_from.extend(names)
-        request.env_file = place
+        request.program.env_from.extend(names)
+        request.program.env_file = place
         await agent.client.launch(request, timeout_s=60)
         await job.exits(1)
         wanted = [hashlib.sha256(value.encode()).hexdigest() for value in (FIRST, SECOND)]

@@ -113,7 +113,7 @@ async def test_ranks_and_their_copies_are_shown_and_all_of_it_is_in_the_referenc
     await job.prepare()
     request = job.launch_request()
     request.checkpoint.CopyFrom(pb.CheckpointOptions(slots=3, disk=True, disk_every_steps=5, disk_keep=2))
-    request.env["EVERSTEP_TOPOLOGY"] = "1,1,1,1,pp-dp-tp"
+    request.program.env["EVERSTEP_TOPOLOGY"] = "1,1,1,1,pp-dp-tp"
     await scraped.client.launch(request, timeout_s=60)
     await job.exits(1)
     rank = {"training_job": job.name, "rank": "0"}

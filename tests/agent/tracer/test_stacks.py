@@ -43,8 +43,8 @@ async def hanging(agent: RunningAgent) -> Job:
     job = await prepared(agent, HANGS)
     store = await agent.client.start_store(pb.StartStoreRequest(job=job.name, generation=1))
     request = job.launch_request()
-    request.env.update({"WORLD_SIZE": "2", "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
-    request.env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    request.program.env.update({"WORLD_SIZE": "2", "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)})
+    request.program.env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     await agent.client.launch(request, timeout_s=60)
     return job
 

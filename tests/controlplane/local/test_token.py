@@ -66,7 +66,8 @@ async def test_the_token_of_a_cluster(home: Path, monkeypatch: pytest.MonkeyPatc
         agent = control.agents.get(machine.address)
         await agent.prepare(pb.PrepareRequest(request_id="1", job="job"), timeout_s=60)
         ranks = [pb.RankLaunch(rank=0, env={"RANK": "0"})]
-        launch = pb.LaunchRequest(request_id="2", job="job", generation=1, ranks=ranks, script=str(script))
+        launch = pb.LaunchRequest(request_id="2", job="job", generation=1, ranks=ranks)
+        launch.program.script = str(script)
         await agent.launch(launch, timeout_s=60)
         async for now in agent.progress(pb.ProgressRequest(job="job", interval_s=0.02)):
             if now.ranks and now.ranks[0].milestones.joined:

@@ -113,12 +113,14 @@ class Machines:
             job=self.job,
             generation=generation,
             ranks=[pb.RankLaunch(rank=index, env={"RANK": str(index), "LOCAL_RANK": "0"})],
-            script=str(self.script),
-            args=[str(SIZE), str(pause), str(int(self.in_step) and len(self.agents))],
+            program=pb.Program(
+                script=str(self.script),
+                args=[str(SIZE), str(pause), str(int(self.in_step) and len(self.agents))],
+                env={"EVERSTEP_TEST_RUN": self.run},
+            ),
             resume_step=resume_step,
             checkpoint=pb.CheckpointOptions(**self.options),  # type: ignore[arg-type]
             peers=[pb.BackupPeer(rank=index, machine=peer.machine, address=peer.address)],
-            env={"EVERSTEP_TEST_RUN": self.run},
             run=self.run,
         )
 

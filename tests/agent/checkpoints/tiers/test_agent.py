@@ -65,7 +65,7 @@ async def launch(job: Job, generation: int = 1, resume_step: int = 0) -> None:
     request = job.launch_request(generation)
     request.checkpoint.CopyFrom(options())
     request.resume_step = resume_step
-    request.env["EVERSTEP_TOPOLOGY"] = "1,2,1,1,pp-dp-tp"
+    request.program.env["EVERSTEP_TOPOLOGY"] = "1,2,1,1,pp-dp-tp"
     await job.agent.client.launch(request, timeout_s=60)
 
 

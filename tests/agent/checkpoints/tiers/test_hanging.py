@@ -48,7 +48,7 @@ def let_go(fifo: Path) -> None:
 async def launch(job: Job, disk_path: Path, generation: int = 1) -> None:
     request = job.launch_request(generation)
     request.checkpoint.CopyFrom(pb.CheckpointOptions(slots=3, disk=True, disk_path=str(disk_path), disk_keep=2))
-    request.env["EVERSTEP_TOPOLOGY"] = "1,2,1,1,pp-dp-tp"
+    request.program.env["EVERSTEP_TOPOLOGY"] = "1,2,1,1,pp-dp-tp"
     await job.agent.client.launch(request, timeout_s=60)
 
 
