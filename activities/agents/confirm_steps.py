@@ -216,7 +216,7 @@ class Heard:
 
 def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankState]:
     """Return the states of a generation's ranks, for the decision."""
-    from activities.agents.convert import code_of
+    from agent.state.rank_record import code_of
 
     return [
         RankState(

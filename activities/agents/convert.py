@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.placement import Placement
-from everstep.model.evidence import Classification, RankExit
 from everstep.model.job import JobSpec
 from everstep.model.machine import Assignment, Machine
 from everstep.model.state_copy import Tier
@@ -20,48 +19,6 @@ TIERS = {
     pb.HeldCheckpoint.REMOTE: Tier.REMOTE,
 }
 TO_WIRE = {tier: wire for wire, tier in TIERS.items()}
-
-
-def exit_of(machine: str, end: pb.RankEnd, *, shift_ns: int = 0) -> RankExit:
-    """Return how a rank ended, from an agent's observation or its answer to a stop.
-
-    ``shift_ns`` is added to the machine's time to get the caller's time.
-    """
-    return RankExit(
-        rank=end.rank,
-        machine=machine,
-        pid=end.pid,
-        code=code_of(end.exit),
-        signal=signal_of(end.exit),
-        time_ns=end.exit.time_ns + shift_ns if end.exit.time_ns else 0,
-        stopped_by_us=end.stopped_by_us,
-        completed_steps=end.completed_steps,
-        exception=end.exception,
-        log_tail=end.log_tail,
-        shown_steps=end.shown_steps if end.HasField("shown_steps") else -1,
-        classification=_classification_of(end.classification) if end.HasField("classification") else None,
-    )
-
-
-def _classification_of(message: pb.Classification) -> Classification:
-    return Classification(
-        fault=message.fault,
-        owner=message.owner,
-        reason=message.reason,
-        consequence=message.consequence,
-        place=message.place,
-        evidence=list(message.evidence),
-    )
-
-
-def code_of(end: pb.Exit) -> int | None:
-    """Return the exit code; None: the rank ended in another way, or the code is not known."""
-    return end.value if end.kind == pb.Exit.CODE else None
-
-
-def signal_of(end: pb.Exit) -> int | None:
-    """Return the signal number; None: no signal ended the rank."""
-    return end.value if end.kind == pb.Exit.SIGNAL else None
 
 
 def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from activities.agents.convert import TIERS, exit_of
+from activities.agents.convert import TIERS
 from activities.payloads import packed_bytes
 from agent.reporting.observations import finding_of
 from agent.v1 import agent_pb2 as pb

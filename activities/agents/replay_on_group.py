@@ -105,7 +105,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
     async def _run(self, tools: Tools, say: Say) -> GroupRun:
-        from activities.agents.convert import exit_of
+        from agent.state.rank_record import exit_of
 
         spec, machines = self.job.spec, self.job.machines
         say(f"{self.group}: fork servers on {len(machines)} machines")

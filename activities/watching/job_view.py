@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from activities.agents.convert import exit_of
 from activities.watching.acknowledgements import Acknowledgements
 from activities.watching.copy_rules import CopyRules
 from activities.watching.shown import FirstShown, Shown, stored
 from agent.reporting.observations import finding_of
+from agent.state.rank_record import exit_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.clocks import stream_shift_ns

@@ -16,12 +16,11 @@ from agent.launcher.processes import End, EndingWatch, Watch, ending_of, kill_fa
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
 from agent.reporting.step_archive import Reports, StepArchive
-from agent.state.job_record import JobRecord, RankRecord, StoreRecord
+from agent.state.job_record import JobRecord, StoreRecord
+from agent.state.rank_record import RankRecord, of_generation
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.classify.first_cause import classification
 from everstep.errors import AgentError
 from everstep.rank import environment
-from everstep.rank.step_reports import Snapshot
 from everstep.system import private_files as private
 from everstep.system.procfs import has_mapped, is_alive, start_ticks
 
@@ -154,34 +153,14 @@ class JobRanks:
         self._log_end(rank)
 
     def _log_end(self, rank: RankRecord) -> None:
-        self.host.log.append(job=self.record.job, generation=rank.generation, rank_ended=self._end_message(rank))
+        ended = rank.end_message(self._snapshot(rank))
+        self.host.log.append(job=self.record.job, generation=rank.generation, rank_ended=ended)
 
     async def describe_end(self, rank: RankRecord) -> pb.RankEnd:
         """Describe how a rank ended, with the end of its output; it is classified once, when its output is readable."""
-        output = await self.last_output(rank)
-        log_tail = output[-rank_logs.TAIL_BYTES :].decode(errors="replace")
-        if output and rank.classification is None:
-            rank.exception = rank_logs.exception_in(output)
-            if not rank.stopped:
-                rank.classification = classification(rank.exception, log_tail, rank.exit_code)
-        return self._end_message(rank, log_tail)
-
-    def _end_message(self, rank: RankRecord, log_tail: str = "") -> pb.RankEnd:
-        now, end = self.snapshot(rank), rank.end or rank.ending
-        end_class = rank.classification or (None if rank.stopped else classification("", "", rank.exit_code))
-        return pb.RankEnd(
-            rank=rank.rank,
-            generation=rank.generation,
-            pid=rank.pid,
-            exit=to_exit(end) if end else None,
-            stopped_by_us=rank.stopped,
-            finished=bool(now and now.finished),
-            completed_steps=now.completed_steps if now else -1,
-            shown_steps=now.shown_steps if now else None,
-            exception=rank.exception,
-            log_tail=log_tail,
-            classification=pb.Classification(**end_class.model_dump()) if end_class else None,
-        )
+        output = await self._last_output(rank)
+        rank.classify(output)
+        return rank.end_message(self._snapshot(rank), output)
 
     def report_pending(self, newest: int) -> None:
         """Report recorded ends that a killed agent did not report; ``newest``: the last number in its log."""
@@ -194,12 +173,12 @@ class JobRanks:
                 self._log_end(rank)
         self.save()
 
-    def snapshot(self, rank: RankRecord) -> Snapshot | None:
+    def _snapshot(self, rank: RankRecord) -> Snapshot | None:
         """Return the progress of a rank; None: its report file is gone."""
         report = self.reports.get(rank.rank, rank.generation)
         return report.snapshot() if report else None
 
-    async def last_output(self, rank: RankRecord) -> bytes:
+    async def _last_output(self, rank: RankRecord) -> bytes:
         """Return the end of a rank's stderr; empty if the disk does not answer in time."""
         path = self.log_path(rank.rank, "err")
         try:
@@ -207,7 +186,7 @@ class JobRanks:
         except (TimeoutError, OSError, AgentError) as error:
             self._log.error("the output of a rank cannot be read", rank=rank.rank, reason=str(error) or "no answer")
             return b""
-        return rank_logs.of_generation(text, rank.generation)
+        return of_generation(text, rank.generation)
 
     def log_path(self, rank: int, suffix: str) -> Path:
         """Return the path of a rank's captured output; suffix ``out`` or ``err``."""
@@ -298,12 +277,6 @@ class JobRanks:
             watch.close()
         for ending in self._endings.values():
             ending.close()
-
-
-def to_exit(end: End) -> pb.Exit:
-    """Convert an end to a message."""
-    kinds = {"code": pb.Exit.CODE, "signal": pb.Exit.SIGNAL, "unknown": pb.Exit.UNKNOWN}
-    return pb.Exit(kind=kinds[end.kind], value=end.value, time_ns=end.time_ns)
 
 
 def _key(rank: RankRecord) -> tuple[int, int]:

@@ -21,10 +21,11 @@ from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
-from agent.jobs.job_ranks import JobRanks, to_exit
+from agent.jobs.job_ranks import JobRanks
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
-from agent.state.job_record import JobRecord, RankRecord, StoreRecord
+from agent.state.job_record import JobRecord, StoreRecord
+from agent.state.rank_record import RankRecord, to_exit
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.errors import AgentError, ConfigError, Fenced, ForkServerLost, StillDying

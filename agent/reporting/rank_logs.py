@@ -1,11 +1,10 @@
-"""The captured output of ranks: its rotation by size, its reading, and the exception in it."""
+"""The log files with the captured output of ranks: they are rotated by size, read and followed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
@@ -18,25 +17,17 @@ from everstep.system import private_files as private
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 
-TAIL_BYTES = 4096
 SEARCHED_BYTES = 256 * 1024
-"""How far back a traceback is looked for."""
+"""The number of bytes at the end of a log in which a traceback is searched."""
 CHUNK = 64 * 1024
 POLL_S = 0.1
 
-_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""torch.distributed's excepthook puts it before every line."""
-_HEADER = "Traceback (most recent call last):"
-_RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")
-_NAMED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
-_MARKER = re.compile(rb"^--- everstep: rank \d+, generation (\d+),.*\n?", re.MULTILINE)
-
 
 def rotate(path: Path, max_bytes: int, backups: int) -> bool:
-    """Move the contents of a full log to ``<name>.1`` … and empty it.
+    """Move the contents of a full log to ``<name>.1``, after renaming earlier backups; returns whether it was full.
 
-    The rank keeps the file open for appending, so the file itself stays.
-    What is written between the last copy and the cut is lost: microseconds.
+    The rank keeps the file open for appending, so the file itself stays and is emptied. Output that the rank writes
+    in the microseconds between the last copy and the emptying is lost.
     """
     try:
         if path.stat().st_size <= max_bytes:
@@ -77,64 +68,40 @@ def tail(path: Path, size: int) -> bytes:
     return found[-size:] if size else b""
 
 
-def of_generation(text: bytes, generation: int) -> bytes:
-    """Return the part of a stderr that a generation wrote."""
-    marks = list(_MARKER.finditer(text))
-    for number, mark in enumerate(marks):
-        if int(mark[1]) == generation:
-            end = marks[number + 1].start() if number + 1 < len(marks) else len(text)
-            return text[mark.end() : end]
-    # The marker was rotated away or is further back: all of the text, unless another marker is in it.
-    return b"" if marks else text
-
-
-def exception_in(text: bytes) -> str:
-    """The line that names the exception of the last traceback, e.g. ``ValueError: bad``; else empty.
-
-    A message that begins on the line after its exception's name counts from there.
-    """
-    lines = [_PREFIX.sub("", line) for line in text.decode(errors="replace").splitlines()]
-    headers = [number for number, line in enumerate(lines) if line.strip() == _HEADER]
-    if headers:
-        raised = (at for at in range(headers[-1] + 1, len(lines)) if _RAISED.match(lines[at]))
-    else:
-        # Python prints no header when there is no frame to show: a script that is missing or is not Python.
-        raised = (at for at in reversed(range(len(lines))) if _NAMED.match(lines[at]))
-    if (at := next(raised, None)) is None:
-        return ""
-    line = lines[at].rstrip()
-    if line.endswith(":"):
-        line = f"{line} {next((more.strip() for more in lines[at + 1 :] if more.strip()), '')}".rstrip()
-    return line[:500]
-
-
 async def read_log(
     files: dict[pb.ReadLogRequest.Stream.ValueType, Path], tail_bytes: int, follow: bool, reads: Reads
 ) -> AsyncIterator[pb.LogChunk]:
-    """The logs by stream, from the beginning or the tail; then, with ``follow``, what is added."""
-    places: dict[Stream, tuple[int, int]] = {}
+    """Yield the contents of logs.
+
+    Args:
+        files: Stream → its log.
+        tail_bytes: Only the last bytes of each log are read; 0: the log is read from its beginning.
+        follow: Continue with the output that is added later; endless.
+        reads: Reads the files.
+    """
+    positions: dict[Stream, tuple[int, int]] = {}
     for stream, path in files.items():
-        data, places[stream] = await reads.do(partial(_first, path, tail_bytes))
+        data, positions[stream] = await reads.do(partial(_first, path, tail_bytes))
         for at in range(0, len(data), CHUNK):
             yield pb.LogChunk(data=data[at : at + CHUNK], stream=stream)
     while follow:
         await asyncio.sleep(POLL_S)
         for stream, path in files.items():
-            added, places[stream] = await reads.do(partial(_added, path, *places[stream]))
+            added, positions[stream] = await reads.do(partial(_added, path, *positions[stream]))
             for at in range(0, len(added), CHUNK):
                 yield pb.LogChunk(data=added[at : at + CHUNK], stream=stream)
 
 
 def _first(path: Path, tail_bytes: int) -> tuple[bytes, tuple[int, int]]:
-    """The end of a log, or all of it, and the place after it."""
+    """Return the end of a log (0 bytes: all of it), and the offset and rotation up to which it was read."""
     size = path.stat().st_size if path.exists() else 0
-    place = (size, _rotation(path))
+    position = (size, _rotation(path))
     older = sum(p.stat().st_size for p in kept_files(path) if p != path)
-    return tail(path, min(tail_bytes or older + size, older + size)), place
+    return tail(path, min(tail_bytes or older + size, older + size)), position
 
 
 def _rotation(path: Path) -> int:
-    """Changes when a log is rotated: the time of its newest backup, ns."""
+    """Return the time of a log's newest backup, nanoseconds: it changes when the log is rotated."""
     try:
         return _backup(path, 1).stat().st_mtime_ns
     except FileNotFoundError:
@@ -142,9 +109,9 @@ def _rotation(path: Path) -> int:
 
 
 def _added(path: Path, offset: int, rotation: int) -> tuple[bytes, tuple[int, int]]:
-    """What was written behind a place in a log, and the place after it."""
+    """Return the output that was added after an earlier read, and the new offset and rotation."""
     data = b""
-    if (now := _rotation(path)) != rotation:  # the rest lies in the backup
+    if (now := _rotation(path)) != rotation:  # the rest of the output is in the backup now
         data, offset = _from(_backup(path, 1), offset), 0
     added = _from(path, offset)
     return data + added, (offset + len(added), now)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from agent.jobs.job_ranks import to_exit
 from agent.jobs.job_runner import JobRunner
-from agent.state.job_record import RankRecord
+from agent.state.rank_record import RankRecord, to_exit
 from agent.tracer.processes import STOPPED
 from agent.v1 import agent_pb2 as pb
 from everstep.system.procfs import state_of

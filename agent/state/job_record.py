@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from agent.launcher.processes import End
-from everstep.model.evidence import Classification
+from agent.state.rank_record import RankRecord
 
 FILE = "job.json"
-"""In the folder of a job."""
+"""Name of the file in a job's folder."""
 KEPT_GENERATIONS = 2
 """Ranks of older generations are forgotten."""
-
-
-class RankRecord(BaseModel):
-    """A rank of a generation that was forked on this machine."""
-
-    rank: int
-    generation: int
-    pid: int
-    start_ticks: int
-    forked_ns: int
-    end: End | None = None
-    ending: End | None = None
-    """How it ends by itself, noticed while its process was still there, and reported from then on."""
-    stopped: bool = False
-    """It lived until a Stop killed it."""
-    exception: str = ""
-    """The line of its error output that names what it raised."""
-    classification: Classification | None = None
-    """What ended it; None: it lived until a Stop killed it, or its output was not read yet."""
-    sequence: int = 0
-    """Number of the observation of its end; 0: none is due; -1: it is to be made."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code of the rank, or minus the signal that ended it; None: it runs, or its exit code is not known."""
-        end = self.end or self.ending
-        if end is None or end.kind == "unknown":
-            return None
-        return -end.value if end.kind == "signal" else end.value
 
 
 class StoreRecord(BaseModel):
@@ -56,30 +26,30 @@ class JobRecord(BaseModel):
 
     job: str
     run: str = ""
-    """Which run of its name, ``everstep/model/run_id.py``; empty: not known."""
+    """Id of the run of the job, ``everstep/model/run_id.py``; empty: not known."""
     boot: str
-    """The boot of the machine during which its processes were started, ``boot_id``."""
+    """Id of the boot of the machine in which the processes of the job were started."""
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     revision: int = 0
-    """Number of the write: of two copies the one with the higher number counts."""
+    """Number of the write: of two copies of the record, the copy with the higher number is used."""
     prepared: bool = False
-    """False when only a fence is known, from a Stop that came before any Prepare."""
+    """A Prepare was carried out. False: the record only has a fence, from a Stop before any Prepare."""
     generation: int = 0
     fenced: int = 0
     heard: int = 0
-    """The newest generation whose Stop came since the machine lost what it had in memory."""
+    """The newest generation that was stopped since the machine lost its shared memory."""
     fork_server_pid: int = 0
     fork_server_ticks: int = 0
     released: bool = False
     terms: str = ""
-    """The newest Launch's options for copies of state, ``LaunchOptions.to_json``."""
+    """The checkpoint options of the newest Launch, as ``LaunchOptions.to_json`` writes them."""
     emptied: bool = False
-    """Its shared memory was gone when the agent started, and nothing was launched since."""
+    """The job's shared memory was gone when the agent started, and nothing was launched since then."""
     code: str = ""
-    """Digest of the snapshot that the newest Launch ran; empty: it ran in place."""
+    """Digest of the snapshot of code that the newest Launch ran; empty: the script ran in place."""
     versions: list[tuple[int, int]] = Field(default_factory=list)
-    """(generation, version of the job's code that ran from it on), ascending."""
+    """Pairs of a generation and the version of the job's code that runs from this generation on, ascending."""
     ranks: list[RankRecord] = Field(default_factory=list)
     stores: list[StoreRecord] = Field(default_factory=list)
 
