@@ -178,7 +178,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     await server.start()
     logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
     host.spawn(host.code.recover())
-    host.spawn(host.fork_servers.look_after())
+    host.spawn(host.fork_servers.keep_warm())
     host.spawn(monitor.run())
     host.spawn(_drain(jobs))
     host.spawn(_rotate(jobs, options))

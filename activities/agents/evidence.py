@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from activities.agents.convert import TIERS
 from activities.payloads import packed_bytes
 from agent.reporting.observations import finding_of
+from agent.state.rank_record import exit_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import is_victim
 from everstep.model.evidence import Evidence, RankExit, Unlisted

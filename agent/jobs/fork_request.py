@@ -1,4 +1,4 @@
-"""The request that a launch sends to the fork server: script, environment, and the files of each rank."""
+"""Builds the request by which a launch forks ranks: script, environment, and the files of each rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_launch(request: pb.LaunchRequest) -> None:
     """
     ranks = [rank.rank for rank in request.ranks]
     if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0:
-        raise ConfigError(f"ranks are {ranks}; each must be named once, from 0 on, and there must be one at least")
+        raise ConfigError(f"ranks are {ranks}; at least one rank must be named, each only once, counted from 0")
     script = request.program.script
     check_paths(script, folder_to_work_in(request.program, Path(script)))
 

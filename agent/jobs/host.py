@@ -65,18 +65,18 @@ class Host:
             logger.error("background work failed", error=str(error), exc_info=error)
 
 
-LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""What gloo and NCCL read. Without it gloo looks up the host's own name, and NCCL takes the first interface that it
-finds: often one that other machines cannot reach."""
+SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The variables that name the network interface for gloo and NCCL. Without them gloo uses the address of the host's own
+name, and NCCL uses the first interface, which other machines often cannot reach."""
 
 
 def interface_of(host: str) -> str:
     """Return the name of the interface that has an address; empty: no interface has it, or it is not resolved."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
-    wanted = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
+    wanted = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved}
     if any(address.is_loopback for address in wanted):
         return "lo"  # lo has all of 127.0.0.0/8
     import psutil
@@ -92,4 +92,4 @@ def interface_of(host: str) -> str:
 def socket_environment(host: str) -> dict[str, str]:
     """Return variables that make ranks use their agent's network interface; empty if it is not known."""
     name = interface_of(host)
-    return dict.fromkeys(LIBRARIES, name) if name else {}
+    return dict.fromkeys(SOCKET_VARIABLES, name) if name else {}

@@ -21,15 +21,16 @@ from agent.state.rank_record import RankRecord, of_generation
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError
 from everstep.rank import environment
+from everstep.rank.step_reports import Snapshot
 from everstep.system import private_files as private
 from everstep.system.procfs import has_mapped, is_alive, start_ticks
 
 PUSH_PATIENCE_S = 2.0
-"""A rank that is gone is reported by its fork server within this time, or without it."""
+"""The fork server has this long to report that a rank has ended; then the agent reports it by itself, seconds."""
 PENDING = -1
-"""``sequence`` of a rank whose end is to be reported, and has no number yet."""
+"""The ``sequence`` of a rank whose end must be reported, and whose observation has no number yet."""
 OUTPUT_PATIENCE_S = 2.0
-"""An end is reported without the rank's output where reading that takes longer."""
+"""If reading a rank's output takes longer, its end is reported without the output, seconds."""
 
 logger = structlog.get_logger()
 
@@ -54,7 +55,7 @@ class JobRanks:
         self.reports = Reports(self.shm)
         self.metrics = JobMetrics()
         self._drained = Reports(self.shm)
-        """The report files as the disk's thread opened them, which drains them."""
+        """The report files that the disk's thread opens to drain them."""
         self._watches: dict[tuple[int, int], Watch] = {}
         """Generation and rank → the watch for its end."""
         self._endings: dict[tuple[int, int], EndingWatch] = {}
@@ -62,7 +63,7 @@ class JobRanks:
         self.killed: dict[int, float] = {}
         """Pid of a killed process that still exists → time of the kill, monotonic seconds."""
         self.keeps_output = True
-        """Whether the newest launch could count on the disk for what its ranks print."""
+        """Whether the output of the newest launch's ranks is kept; False: the disk did not answer then."""
         self._log = logger.bind(job=record.job)
 
     def record_rank(self, row: Mapping[str, Any]) -> RankRecord:
@@ -93,7 +94,8 @@ class JobRanks:
     def _begins_to_end(self, rank: RankRecord) -> None:
         """Report the end of a rank while its process still exists: the kernel may need minutes to free its memory.
 
-        The record counts the rank as living, so that no launch and no read of memory comes before the process is gone.
+        In the record the rank still lives, so that no launch and no reading of its memory happens before its process
+        is gone.
         """
         end = ending_of(rank.pid, rank.start_ticks)
         if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
@@ -263,7 +265,7 @@ class JobRanks:
         """Report each jump and decline of the ranks' metrics once."""
         for rank in self.record.of(self.record.generation):
             if report := self.reports.get(rank.rank, rank.generation):
-                for text in self.metrics.news(report):
+                for text in self.metrics.new_changes(report):
                     noted = pb.MetricNoted(rank=rank.rank, text=text)
                     self.host.log.append(job=self.record.job, generation=rank.generation, metric_noted=noted)
 

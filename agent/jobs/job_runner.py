@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import structlog
 
@@ -33,21 +32,21 @@ from everstep.system import private_files as private
 from everstep.system.procfs import is_alive, process_of
 
 RUN = "run"
-"""File in a job's shared memory with the id of its run. It lasts as long as the memory, even if the record is lost."""
+"""File in a job's shared memory with the id of its run. It exists as long as the memory, even without a record."""
 KILL_PATIENCE_S = 10.0
-"""Ranks that are killed have this long to be gone before a command says that they are not yet."""
+"""Killed ranks have this long to end before a command reports that they still exist, seconds."""
 NAMED = 4
-"""Processes that a message names; the others are counted."""
+"""The number of processes that a message names; further processes are only counted."""
 OUTPUT_PATIENCE_S = 0.5
-"""A disk that is busy for longer gets no output of the ranks that are started now."""
+"""If the disk is busy for longer, the output of the ranks that are started now is not kept, seconds."""
 DRAIN_PATIENCE_S = 1.0
-"""The last step records have this long to reach the disk when a job ends."""
+"""When a job ends, the agent waits this long until the last step records are on disk, seconds."""
 
 logger = structlog.get_logger()
 
 
 class JobRunner:
-    """Carries out the commands for one job and watches its ranks."""
+    """Carries out the commands for one job, and has its fork server, its ranks and its checkpoints."""
 
     def __init__(self, host: Host, record: JobRecord) -> None:
         self.host = host
@@ -117,7 +116,7 @@ class JobRunner:
 
     async def _start_server(self) -> ForkServerClient:
         await self._end_silent()
-        server = await self.host.fork_servers.take(self.record.job, self.record.python, self.record.env)
+        server = await self.host.fork_servers.assign(self.record.job, self.record.python, self.record.env)
         self.attach(server)
         self.ranks.save()
         self._log.info("fork server is ready", pid=server.pid, seconds=round(server.seconds, 2))
@@ -166,7 +165,7 @@ class JobRunner:
             store = self.ranks.record_store(row)
             self.ranks.save()
             return store
-        raise AgentError("the fork server died again and again; see the agent's log")
+        raise AgentError("the fork server died repeatedly; see the agent's log")
 
     async def launch(self, request: pb.LaunchRequest) -> list[RankRecord]:
         """Start the ranks of a generation that do not run yet; returns all of its ranks."""
@@ -190,8 +189,16 @@ class JobRunner:
             await self._open_checkpoints(request, {rank.rank for rank in missing})
             try:
                 if missing:
-                    await self._look_at_disk()
-                    reply = await server.request("fork", **self._fork_arguments(request, missing))
+                    await self._check_disk()
+                    arguments = fork_arguments(
+                        request,
+                        missing,
+                        host=self.host,
+                        record=self.record,
+                        reports=self.ranks.reports,
+                        output=self.ranks.output_path,
+                    )
+                    reply = await server.request("fork", **arguments)
                     for row in reply["ranks"]:
                         self.ranks.record_rank(row)
                 break
@@ -199,7 +206,7 @@ class JobRunner:
                 await wait_gone(server.pid, server.start_ticks, KILL_PATIENCE_S)
                 self.ranks.find_orphans()  # ranks that the server forked count; only the others are forked again
         else:
-            raise AgentError("the fork server died again and again; see the agent's log")
+            raise AgentError("the fork server died repeatedly; see the agent's log")
         self.record.generation = generation
         self.record.prune()
         self.ranks.save()
@@ -208,24 +215,14 @@ class JobRunner:
         wanted = {rank.rank for rank in request.ranks}
         return [rank for rank in self.record.of(generation) if rank.rank in wanted]
 
-    def _fork_arguments(self, request: pb.LaunchRequest, ranks: list[pb.RankLaunch]) -> dict[str, Any]:
-        return fork_arguments(
-            request,
-            ranks,
-            host=self.host,
-            record=self.record,
-            reports=self.ranks.reports,
-            output=self.ranks.output_path,
-        )
-
-    async def _look_at_disk(self) -> None:
-        """Wait before ranks are forked until their log files are made; if the disk hangs, their output is not kept."""
+    async def _check_disk(self) -> None:
+        """Wait until the log files of new ranks are made; if the disk hangs, the output of these ranks is not kept."""
         self.ranks.keeps_output = await self.host.disk.flush(OUTPUT_PATIENCE_S)
         if not self.ranks.keeps_output:
             self._log.error("the output of ranks is not kept: the state folder's disk does not answer")
 
     async def _open_checkpoints(self, request: pb.LaunchRequest, unforked: set[int]) -> None:
-        """Before ranks are forked: drop copies of an abandoned future, make the save signal, start backups."""
+        """Prepare the copying of state before ranks are forked: drop abandoned copies, then start the copying."""
         if unforked or self.checkpoints.opened is None:
             launch = LaunchOptions.of(request)
             self.record.terms, self.record.emptied = launch.to_json(), False
@@ -234,7 +231,7 @@ class JobRunner:
             await asyncio.to_thread(self.checkpoints.launch, launch, unforked)
 
     async def resume_checkpoints(self) -> None:
-        """Resume the newest launch's copying after a restart of the agent, unless it was stopped or lost."""
+        """Resume the copying of the newest launch after a restart of the agent, unless it was stopped or lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
             self.record.emptied, self.record.heard = True, 0
         if not self.record.terms or self.record.emptied:
@@ -367,7 +364,7 @@ class JobRunner:
             AgentError: the job is over on this machine.
         """
         if self.record.released:
-            raise AgentError(f"{self.record.job} is over on {self.host.machine}: its memory was given back")
+            raise AgentError(f"{self.record.job} is over on {self.host.machine}: its memory was freed")
 
     def _check_fence(self, generation: int, *, begins_run: bool) -> None:
         self.check_present()
@@ -380,11 +377,11 @@ class JobRunner:
             )
         lost = self.record.emptied or self.record.generation == 0
         if lost and not begins_run and generation - 1 > self.record.heard:
-            # The fence of the generation before may be lost too. Before a valid launch that generation was stopped,
-            # unless it belonged to another run, which released everything.
+            # The fence of the previous generation may be lost too. Before a valid launch that generation was stopped,
+            # unless it belonged to another run, whose data was released.
             raise Fenced(
                 f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
-                "stopped here since: this may be a late launch of one that was. Stop it first"
+                "stopped here after that, so this launch may be a late one. Stop that generation first"
             )
 
 

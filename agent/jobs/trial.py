@@ -26,16 +26,16 @@ from everstep.rank import environment
 from everstep.system import private_files as private
 
 FOLDER = "trials"
-"""In the agent's folder in shared memory."""
+"""Name of the folder for all trials, in the agent's folder in shared memory."""
 OUTCOME = "outcome"
 """File in the trial's folder with the process that reached the call that joins the job."""
 MOST_TEXT = 8192
-"""Bytes of a trial's output that are kept: the last ones."""
+"""The number of bytes at the end of a trial's output that are kept."""
 ANSWER_S = 30.0
-"""A fork server has this much longer than the trial to report how it ended."""
+"""The time that a fork server has, beyond the limit of a trial, to report how the trial ended, seconds."""
 LONGEST_S = 3600.0
 KEPT_NAMES = (environment.TOPOLOGY,)
-"""The variables of everstep that a trial gets: none that leads to files of the job's ranks."""
+"""The variables of everstep that a trial gets; no variable that names files of the job's ranks is among them."""
 
 logger = structlog.get_logger()
 
@@ -110,14 +110,14 @@ async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Mes
             except ForkServerLost as error:
                 logger.warning("the fork server of a trial died", job=request.job, reason=str(error))
                 mark = f"{environment.TRIAL}={own / OUTCOME}"
-                await asyncio.to_thread(kill_session, NO_SESSION, mark)  # the trial died with it; its children did not
+                await asyncio.to_thread(kill_session, NO_SESSION, mark)  # the trial's children still live
                 if last:
                     raise
     raise AssertionError
 
 
 def _joined(outcome: Path) -> tuple[int, str]:
-    """Return the pid of the process that called the join (0: none did), and the note on parts that it could not try."""
+    """Return the pid of the process that joined the job (0: none), and its note on parts that it could not try."""
     with contextlib.suppress(OSError, ValueError):
         pid, _, note = outcome.read_text().partition(" ")
         return int(pid), note
@@ -168,7 +168,7 @@ def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, st
     cluster = {environment.CLUSTER}
     kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}
     kept |= {name: env[name] for name in KEPT_NAMES if name in env}
-    # Nothing listens at this port: a script that makes its own store does not connect to the job's store.
+    # No process listens at this port, so a script that makes its own store does not connect to the job's store.
     kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(_free_port(host.address))}
     return kept | {environment.JOB: request.job, environment.MACHINE: host.machine}
 

@@ -1,4 +1,4 @@
-"""Variables that a job names and whose values each machine has: the values are in no message, history or record."""
+"""Reads the variables of ``env_from``: each machine has their values, and no message or record contains them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_variables(
     if missing:
         places = f"neither in {file} nor in the environment of the agent" if file else "not in the agent's environment"
         raise ConfigError(
-            f"{', '.join(missing)}, which the job takes with env_from, {'is' if len(missing) == 1 else 'are'} {places} "
+            f"{', '.join(missing)}, which env_from names, {'is' if len(missing) == 1 else 'are'} {places} "
             f"on {machine}: add {'it' if len(missing) == 1 else 'them'} there"
             + ("" if file else ", start the agent anew, or name a file with env_file")
         )

@@ -30,7 +30,7 @@ from everstep.system.procfs import is_alive, of_descriptor, start_ticks
 Message = dict[str, Any]
 PROGRAM = Path(__file__).resolve().with_name("fork_server.py")
 START_TIMEOUT_S = 120.0
-"""A fork server that cannot fork after this long is given up (its imports take 1-4 s), seconds."""
+"""A fork server that cannot fork within this time has failed, seconds; its imports take 1-4 s."""
 REQUEST_TIMEOUT_S = 30.0
 LINE_LIMIT = 1 << 26
 
@@ -60,12 +60,12 @@ def _code() -> list[list[str | int]]:
     """Return the files of everstep that ranks and fork servers import, as they were when this agent started."""
     root = PROGRAM.parents[2]
     paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
-    found: list[list[str | int]] = []
+    files: list[list[str | int]] = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):  # an upgrade is in progress, and restarts this agent
             about = path.stat()
-            found.append([str(path), about.st_size, about.st_mtime_ns])
-    return found
+            files.append([str(path), about.st_size, about.st_mtime_ns])
+    return files
 
 
 def _start_process(python: str, arguments: list[str], env: Mapping[str, str], listener: int, output: int) -> int:
@@ -79,7 +79,7 @@ def _start_process(python: str, arguments: list[str], env: Mapping[str, str], li
         start_new_session=True,
         cwd="/",
     )
-    process.returncode = 0  # the reaper collects it; Popen need not ask again
+    process.returncode = 0  # the reaper collects the process, so Popen must not wait for it
     return process.pid
 
 
@@ -281,8 +281,8 @@ def _last_line(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _short_name(path: Path) -> Any:
-    """Return a name for a unix socket that fits into the kernel's 108 bytes, even in a deep folder."""
+def _short_name(path: Path) -> Iterator[str]:
+    """Provide a name for a unix socket that fits into the kernel's 108 bytes, even in a deep folder."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield str(of_descriptor(folder) / path.name)

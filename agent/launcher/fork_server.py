@@ -4,27 +4,27 @@ Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_se
 job. It imports the standard library, torch and small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``), and
 no module whose name a training script could use for one of its own.
 
-It is the parent of the ranks and of the rendezvous stores, and it outlives the agent: a new agent connects, asks for
-the table and goes on. Its table is the truth about what was forked. It never starts a rank twice, and nothing of a
-fenced generation. It is a subreaper: what a dead rank leaves behind (data loaders) becomes its child, is killed and
-reaped.
+It is the parent of the ranks and of the rendezvous stores, and it outlives the agent: a new agent connects and reads
+the server's table of all processes that were forked. The server never starts a rank twice, and never starts a rank of a
+fenced generation. It is a subreaper: processes that a dead rank leaves behind, such as data loaders, become its
+children, and it kills and reaps them.
 
-One JSON object per line in both directions over a unix socket. Requests carry ``id`` and ``op``:
+Agent and server exchange JSON objects, one per line, over a unix socket. A request has an ``id`` and an ``op``; these
+are the operations, with their arguments and the fields of their replies::
 
-=========== ============================================ ======================================= op          arguments
-reply =========== ============================================ ======================================= subscribe
-the table; from then on exits are pushed assign      job                                          the table fork
-generation, fenced, script, args, cwd, env,  ranks: one entry each
-            ranks: [{rank, env, report, stdout, stderr}]
-store       generation, fenced, host                     port, pid, start_ticks
-try         script, folder, args, cwd, env, output,      exit, once it ended; slow: it was killed at the limit
-            limit_s
-kill        generation, grace_s                          the table once all are reaped; left: those that are not
-reset                                                    the table, empty; the server is free again
-end                                                      empty, once all are reaped; then the server exits
-=========== ============================================ =======================================
+    subscribe                                      the table; from then on, ends of ranks are sent as they happen
+    assign  job                                    the table
+    fork    generation, fenced, script, args,      ranks: one row of the table for each
+            cwd, env, ranks: [{rank, env,
+            report, stdout, stderr}]
+    store   generation, fenced, host               the store's row of the table, with its port
+    try     script, folder, args, cwd, env,        pid, exit, slow (it was killed at the limit); sent when it has ended
+            output, limit_s
+    kill    generation, grace_s                    the table and left (pids that still exist); sent when all are reaped
+    reset                                          the table, which is empty: the server is free for another job
+    end                                            as for kill, of all generations; then the server exits
 
-A pushed exit is ``{"event": "exit", "rank": …, "generation": …, "exit": …}``.
+An end of a rank is sent as ``{"event": "exit"}`` with the fields of the rank's row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KEPT_GENERATIONS = 8
 """Exited ranks of older generations are forgotten."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""numpy and OpenMP read these when they are imported; a second thread would make forks unsafe."""
+"""numpy and OpenMP read these variables when they are imported; a second thread would make forks unsafe."""
 
 PRELOADED = (
     "multiprocessing.popen_fork",
@@ -113,8 +113,8 @@ class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]
 
 def libraries() -> dict[str, str]:
     """Return the versions of the libraries that decide what ranks compute, by name."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    return found | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
+    python = {"python": ".".join(map(str, sys.version_info[:3]))}
+    return python | {name: str(sys.modules[name].__version__) for name in ("numpy", "torch") if name in sys.modules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,11 @@ class Imported:
     """The effects of the server's imports that its ranks must know."""
 
     read: dict[str, str | None]
-    """Variables that the imports read, with their values: another value in a rank comes too late."""
+    """Variables that the imports read, with their values: another value in a rank has no effect."""
     files: frozenset[int]
     """Descriptors that the imports opened, such as torch's logs; a rank keeps them."""
     joins: tuple[types.ModuleType, ...]
-    """Modules that have torch's ``init_process_group`` by that name; to search in a rank would copy their pages."""
+    """Modules with torch's ``init_process_group`` under this name. A rank that searched them would copy their pages."""
 
 
 def preload() -> Imported:
@@ -135,7 +135,8 @@ def preload() -> Imported:
     Nothing here may start a thread, run a parallel operation or touch CUDA: a child would hang in OpenMP or fail in
     CUDA. Hence no optimizer step, and no ``torch.cuda.is_available()``.
     """
-    gc.disable()  # nearly all imported objects stay: collecting garbage would be a quarter of the time
+    os.environ.update(ONE_THREAD)
+    gc.disable()  # nearly all imported objects stay: collecting garbage would take a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
     os.environ.__class__ = _RecordingEnviron
     try:
@@ -193,7 +194,7 @@ class Child:
     port: int = 0
     exit: Message | None = None
     stopped: bool = False
-    """It lived until a kill reached it."""
+    """It lived until a ``kill`` request ended it."""
 
     def entry(self) -> Message:
         """Return the child as a row of the table."""
@@ -236,23 +237,23 @@ class Scripts:
     """The newest script, compiled once for all ranks: this saves each rank 5 ms before its first step."""
 
     def __init__(self) -> None:
-        self._known: tuple[str, bytes, types.CodeType] | None = None
+        self._newest: tuple[str, bytes, types.CodeType] | None = None
 
     def compiled(self, path: str) -> types.CodeType | None:
-        """Return the code of a script's current contents; None: the rank compiles it, and prints the error."""
+        """Return the compiled script; None: it does not compile, so the rank compiles it and prints the error."""
         try:
             source = Path(path).read_bytes()
-            if self._known is None or self._known[:2] != (path, source):
+            if self._newest is None or self._newest[:2] != (path, source):
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")  # errors belong in the log of the rank
-                    self._known = path, source, compile(source, path, "exec", dont_inherit=True)
+                    self._newest = path, source, compile(source, path, "exec", dont_inherit=True)
         except Exception:
             return None
-        return self._known[2]
+        return self._newest[2]
 
 
 class RequestRefused(Exception):
-    """Raised if a request is not carried out."""
+    """Raised if a request is not carried out; ``kind`` is the code in the reply."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -260,7 +261,7 @@ class RequestRefused(Exception):
 
 
 class ForkServer:
-    """The single-threaded loop: requests in, forks, exits out."""
+    """The server's single-threaded loop: it serves requests, forks processes and reports their ends."""
 
     def __init__(self, listener: socket.socket, path: Path, label: str, imported: Imported) -> None:
         self.imported = imported
@@ -282,7 +283,7 @@ class ForkServer:
     # The loop.
 
     def run(self) -> None:
-        """Serve until ``end``, or until the socket has no name any more."""
+        """Serve until an ``end`` request, or until the name of the socket is removed."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.abandon())
@@ -290,7 +291,7 @@ class ForkServer:
         if not self.path.exists():
             self.abandon()
         self.path.with_suffix(".ready").touch(0o600)
-        looked_at = time.monotonic()
+        checked_at = time.monotonic()
         while not (self.ending and not self.kills):
             poll = select.poll()
             poll.register(self.listener, select.POLLIN)
@@ -302,8 +303,8 @@ class ForkServer:
             self._reap()
             self._continue_kills()
             self._end_slow_trials()
-            if time.monotonic() - looked_at > ABANDONED_CHECK_S:
-                looked_at = time.monotonic()
+            if time.monotonic() - checked_at > ABANDONED_CHECK_S:
+                checked_at = time.monotonic()
                 if not self.path.exists():
                     self.abandon()
 
@@ -415,7 +416,7 @@ class ForkServer:
         }
 
     def _reset(self) -> Message:
-        """Forget a job that is over, with its fence: the next job gets a server in its first state."""
+        """Forget a job that is over, and its fence, so that another job can use the server."""
         living = [child.pid for child in (*self.ranks.values(), *self.stores.values()) if not child.exit]
         if living or self.kills:
             raise RequestRefused("alive", f"processes {living} of {self.job} still live")
@@ -519,7 +520,7 @@ class ForkServer:
         self._send(trial.connection, reply)
 
     def _become_child(self, keep: int = -1) -> None:
-        """Close all files of the server; its socket objects must never close a descriptor that is in use again."""
+        """Close the server's files in a new child, whose socket objects must not close reused descriptors later."""
         signal.set_wakeup_fd(-1)
         self.listener.detach()
         for connection in self.connections.values():
@@ -533,7 +534,7 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Collect the children that ended, report their ends to the subscribers, and kill their orphans."""
-        known = {child.pid: child for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
+        running = {child.pid: child for child in (*self.ranks.values(), *self.stores.values()) if not child.exit}
         reaped = False
         while True:
             try:
@@ -547,7 +548,7 @@ class ForkServer:
             end = {"kind": "signal" if code < 0 else "code", "value": abs(code), "time_ns": time.time_ns()}
             if trial := self.trials.pop(pid, None):
                 self._trial_ended(trial, end)
-            elif child := known.get(pid):
+            elif child := running.get(pid):
                 child.exit = end
                 if child.rank >= 0:
                     self._push({"event": "exit", **child.entry()})
@@ -565,18 +566,18 @@ class ForkServer:
         return mine | self.trials.keys()
 
     def _has_orphans(self) -> bool:
-        """Return whether dead ranks or trials may have left processes behind; cheaper than reading all processes.
+        """Return whether dead ranks or trials may have left processes behind, without reading all processes.
 
-        A process may be missed while another child ends: that end is collected next, and then this check runs again.
+        A process may be missed while another child ends; when that child is collected, this check runs again.
         """
-        found = procfs.children(os.getpid())
-        return found is None or bool(found - self._mine())
+        children = procfs.children(os.getpid())
+        return children is None or bool(children - self._mine())
 
     def _kill_orphans(self) -> list[int]:
         """Kill every process that a dead rank or trial left behind; returns the processes that still exist."""
         mine, living = self._mine(), [child for child in self.ranks.values() if not child.exit]
         sessions = {child.pid for child in living} | self.trials.keys()
-        found = []
+        killed = []
         for process in procfs.processes():
             pid = process.pid
             if process.parent != os.getpid() or pid in mine or process.session in sessions:
@@ -585,13 +586,13 @@ class ForkServer:
             # started with. If that fails too, it lives until no rank is left.
             if sessions and not self._was_left_behind(pid, process.session):
                 continue
-            found.append(pid)  # a zombie too: it is collected next, unless one of its threads lives
+            killed.append(pid)  # a zombie too: it is collected next, unless one of its threads lives
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return found
+        return killed
 
     def _was_left_behind(self, pid: int, session: int) -> bool:
-        """Return whether a rank or a trial that has ended left a process behind."""
+        """Return whether a process was started by a rank or a trial that has ended."""
         dead = [child for child in self.ranks.values() if child.exit]
         if any(child.pid == session for child in dead):
             return True
@@ -654,10 +655,10 @@ class ForkServer:
 
 
 def fork() -> int:
-    """Call ``os.fork``, several times while memory or process numbers are short.
+    """Call ``os.fork``, up to five times if memory or process numbers are short.
 
     Raises:
-        RequestRefused: they stay short.
+        RequestRefused: all attempts failed.
     """
     for attempt in range(5):
         try:
@@ -702,14 +703,8 @@ def kill_session(leader: int) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def imports() -> Imported:
-    """Import what ranks need."""
-    os.environ.update(ONE_THREAD)
-    return preload()
-
-
 def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoReturn:
-    """Open the inherited listening socket, import, and fork ranks."""
+    """Run the fork server: parse its arguments, import, and serve on the inherited socket."""
     parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
     parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")
@@ -729,4 +724,4 @@ def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoRet
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1:], imports)
+    serve(sys.argv[1:], preload)

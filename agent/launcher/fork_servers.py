@@ -19,13 +19,13 @@ from everstep.errors import AgentError, ForkServerLost
 from everstep.system import procfs
 
 ADOPT_PATIENCE_S = 2.0
-"""A fork server that does not answer for this long is waited for in the background."""
+"""A starting agent waits this long for the answers of fork servers, seconds; then it waits in the background."""
 CHECK_S = 30.0
 """Time between two checks whether the warm fork server answers, seconds."""
 CHECK_LIMIT_S = 10.0
 """A warm fork server that does not answer within this time is replaced, seconds."""
 AGAIN_S = (1.0, 60.0)
-"""Wait before a warm fork server is started again that died or did not start: at first and at most, seconds."""
+"""The shortest and the longest wait before a warm fork server that died is started again, seconds."""
 
 logger = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class ForkServers:
         """Socket of the template from which fork servers are forked; None: there is none."""
         self.prewarm = prewarm
         self.problem = ""
-        """Why there is no warm fork server; empty: it waits, or still imports, or a job uses it."""
+        """Why no warm fork server can be started; empty: it is ready, or still imports, or a job uses it."""
         self._warm: asyncio.Task[ForkServerClient] | None = None
         self._wanted = False
         """Whether a warm fork server is wanted, because no job uses it."""
@@ -47,7 +47,7 @@ class ForkServers:
         """Set when the warm fork server died, or could not be started."""
         self._warm_label = label_of("", {})
         self._tried: dict[str, ForkServerClient] = {}
-        """Job → the fork server in which its script was tried, with other imports than the warm one has."""
+        """Job → the fork server in which its script was tried, if the warm server has other imports."""
         self._trying: dict[str, asyncio.Lock] = {}
         self._silent: dict[asyncio.Task[None], ForkServerClient] = {}
         """Connection that was not answered yet → its fork server."""
@@ -55,14 +55,14 @@ class ForkServers:
     async def adopt(self, late: Callable[[ForkServerClient], None]) -> dict[str, ForkServerClient]:
         """Connect to the fork servers of an earlier agent, and return them by job; servers without a job end.
 
-        To forget a server is to end it with all its ranks. So a server is forgotten only if it is
-        certainly dead or certainly has no ranks. A server that does not answer (because it was
-        stopped, or the machine is overloaded) is waited for without a limit.
+        A server that is forgotten ends, with all its ranks. So a server is forgotten only if it is certainly dead, or
+        certainly has no ranks. For a server that does not answer (its process was stopped, or the machine is
+        overloaded) the agent waits without a limit.
 
         Args:
-            late: Called with a server that answered later; it may belong to a job or to none.
+            late: Called with a server that answers later; it may belong to a job or to none.
         """
-        found: dict[str, ForkServerClient] = {}
+        adopted: dict[str, ForkServerClient] = {}
         silent = {self._greet(server): server for server in map(ForkServerClient, sorted(self.folder.glob("*.sock")))}
         if patiently := [greeting for greeting, server in silent.items() if not _imports(server.path)]:
             await asyncio.wait(patiently, timeout=ADOPT_PATIENCE_S)
@@ -71,13 +71,13 @@ class ForkServers:
                 self._wait_for(server, greeting, late)
             elif greeting.exception():
                 server.forget()  # no process listens at its socket: the server is dead
-            elif server.job and server.living() > (found[server.job].living() if server.job in found else -1):
-                if other := found.get(server.job):
+            elif server.job and server.living() > (adopted[server.job].living() if server.job in adopted else -1):
+                if other := adopted.get(server.job):
                     await other.end()
-                found[server.job] = server
+                adopted[server.job] = server
             else:
                 await self.keep_or_end(server)
-        return found
+        return adopted
 
     @staticmethod
     def _greet(server: ForkServerClient) -> asyncio.Task[None]:
@@ -174,7 +174,7 @@ class ForkServers:
             self.problem = ""
             task.result().on_lost = self._died.set
 
-    async def look_after(self) -> None:
+    async def keep_warm(self) -> None:
         """Replace a warm fork server that died, hangs, or did not start; runs until cancelled."""
         backoff, began_s = Backoff(*AGAIN_S), time.monotonic()
         while True:
@@ -199,12 +199,12 @@ class ForkServers:
         except AgentError as error:
             if self._warm is not task:
                 return  # a job uses the server now
-            logger.error("the warm fork server is of no use", pid=server.pid, reason=str(error))
-            self._warm, self.problem = None, f"the warm fork server is of no use: {error}"
-            kill_family(server.pid, server.start_ticks)  # it may hang; a script that is tried in it dies with it
+            logger.error("the warm fork server does not answer", pid=server.pid, reason=str(error))
+            self._warm, self.problem = None, f"the warm fork server does not answer: {error}"
+            kill_family(server.pid, server.start_ticks)  # it may hang; a trial in it dies too
             await server.end()
 
-    async def take(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
+    async def assign(self, job: str, python: str, env: Mapping[str, str]) -> ForkServerClient:
         """Assign a fork server to a job: the server that tried its code, or the warm server, or a new server."""
         server = self._fitting(job, python, env, leaves=True)
         if server is None and self._warm and label_of(python, env) == self._warm_label:
@@ -223,10 +223,10 @@ class ForkServers:
 
     @contextlib.asynccontextmanager
     async def borrowed(self, job: str, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
-        """Lend a fork server for the trial of a job's code: the warm server if it fits, else the trial's own.
+        """Provide a fork server for the trial of a job's code: the warm server if its imports fit, else a new server.
 
-        A job may be assigned the server during the trial, which then continues. A server of the trial's own is kept
-        for the launch of the same code, until the job is assigned it, needs another server, or is over.
+        The warm server may be assigned to a job during the trial, which then continues. A new server is kept for the
+        launch of the same code, until it is assigned to the job, or the job needs another server or is over.
 
         Raises:
             AgentError: no server starts.
@@ -242,7 +242,7 @@ class ForkServers:
             yield server
 
     def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
-        """Return the fork server that tried a job's code, if its imports fit; ``leaves``: it is no longer kept here."""
+        """Return the fork server that tried a job's code, if its imports fit; ``leaves``: forget it here."""
         server = self._tried.get(job)
         if server is None or server.lost or server.label != label_of(python, env):
             return None
@@ -266,7 +266,7 @@ class ForkServers:
             if self._warm is task:
                 self._warm = None
                 server.forget()
-        raise ForkServerLost("the warm fork server dies again and again; see the agent's log")
+        raise ForkServerLost("the warm fork server died repeatedly; see the agent's log")
 
     async def give_back(self, server: ForkServerClient) -> None:
         """Keep the server of a job that is over as the warm server if it fits, else end it."""
@@ -302,9 +302,9 @@ class ForkServers:
 
 
 def _imports(path: Path) -> bool:
-    """Return whether a fork server still imports, and so has forked nothing.
+    """Return whether a fork server still imports, and so has forked no process.
 
-    The command lines of ranks that it forked contain the socket's name too.
+    If it has forked ranks, several command lines contain the name of its socket.
     """
     if path.with_suffix(".ready").exists():
         return False

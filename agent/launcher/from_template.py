@@ -13,18 +13,18 @@ import structlog
 from agent.launcher.processes import End
 
 BEGIN_LIMIT_S = 5.0
-"""A template that does not listen by then is not waited for, seconds."""
+"""The template has this long until it listens, seconds; otherwise the agent does without it."""
 IMPORT_LIMIT_S = 120.0
-"""A template that listens may still import, which takes 1-4 s; it is given up after this long."""
+"""A template that listens may still import, which takes 1-4 s; the agent waits this long for it, seconds."""
 ANSWER_LIMIT_S = 0.2
-"""A template has this long to answer how a process ended."""
+"""A template has this long to answer how a process ended, seconds."""
 LOOK_S = 0.05
 
 logger = structlog.get_logger()
 
 
 async def fork_from(template: Path, arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> int:
-    """Fork a fork server from the template.
+    """Request that the template forks a fork server.
 
     Args:
         template: Socket of the template.

@@ -1,4 +1,4 @@
-"""The ends of processes: how an end is detected, how a process ended, and how a session is killed."""
+"""Functions around the end of processes: detect that a process ends, learn how it ended, and kill sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 REMEMBERED_ENDS = 1024
 NO_SESSION = -1
 STATUS_PATIENCE_S = 0.2
-"""A process that is gone has this long until its exit status is known, seconds."""
+"""The agent waits this long for the exit status of a process that has ended, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class Reaper:
     """Adopts the orphans of this process's children, and remembers how children ended.
 
     Args:
-        others: Returns how a process ended that was not our child, by its pid and start; None: there is no such source.
+        others: Returns how a process ended that is not a child of this process, by its pid and start time; None: the
+            ends of such processes are not known.
     """
 
     def __init__(self, others: Callable[[int, int], Awaitable[End | None]] | None = None) -> None:
@@ -113,7 +114,7 @@ class Reaper:
         self._ends.pop(pid, None)
 
     async def end_of(self, pid: int, ticks: int) -> End:
-        """Return how a process ended; unknown unless it was our child or ``others`` knows."""
+        """Return how a process ended; ``unknown``: it was not a child of this process, and ``others`` has no answer."""
         deadline = time.monotonic() + STATUS_PATIENCE_S
         while time.monotonic() < deadline:
             self.reap()
@@ -126,7 +127,7 @@ class Reaper:
 
 
 class Watch:
-    """Calls back once after a process has ended, within milliseconds, or soon if it has ended already.
+    """Calls back once, within milliseconds after the end of a process, or at once if it has ended already.
 
     Args:
         pid: Pid of the process.
@@ -170,7 +171,7 @@ async def wait_gone(pid: int, ticks: int, timeout_s: float) -> bool:
 
 
 def ending_of(pid: int, ticks: int) -> End | None:
-    """Return how a process ends that still exists, if it ends by a signal or an exit code other than 0.
+    """Return how a process that still exists is ending, if it ends by a signal or an exit code other than 0.
 
     Args:
         pid: Pid of the process.

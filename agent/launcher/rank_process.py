@@ -1,8 +1,9 @@
-"""The life of a forked rank before, around and after the user's script.
+"""Turns a forked child of the fork server into a rank, or into a rendezvous store.
 
-The fork server loads this file under a private name, so that no training script can mistake it for one of its own
-modules. The code runs in the child: torchrun's environment, a session of its own, its output in log files, the script
-as ``__main__``, and an end that runs ``atexit`` and flushes but skips the interpreter's finalisation.
+A rank gets torchrun's environment, its own session, and log files for its output. It runs the user's script as
+``__main__``. At its end it runs the ``atexit`` functions and flushes its output, but skips the interpreter's
+finalisation. The fork server loads this file under a private name, so that it cannot collide with a module of a
+training script.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ PR_SET_PDEATHSIG = 1
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """Errors of a disk that accepts no more data."""
 BESIDE = "beside another copy of it, pid"
-"""Text in the line that begins a generation, where the same rank runs twice; that must never happen."""
+"""Text in the line that begins a generation, if the same rank runs twice, which must never happen."""
 REACH_STORE_S = 20.0
-"""A rank that does not reach its rendezvous store for so long ends. torch waits for 5 to 30 minutes, and all
-other ranks with it."""
+"""A rank that cannot reach its rendezvous store within this time ends, seconds. Otherwise torch, and all other ranks,
+would wait for it for 5 to 30 minutes."""
 REACH_AGAIN_S = 0.5
-NO_WAY = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EINVAL}
-"""Errors of the kernel where a network does not work; the last one is of a route that drops all packets."""
+UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EINVAL}
+"""Errors of the kernel if no packet reaches the other machine. A route that drops all packets causes EINVAL."""
 LONGEST_SOCKET = 107
-"""Bytes that the name of a unix socket may have."""
-_OWN = {"TORCH_CUDA_SANITIZER"}
-"""Variables that torch reads at import and ``fit_torch`` takes over."""
+"""The largest number of bytes in the name of a unix socket."""
+_APPLIED = {"TORCH_CUDA_SANITIZER"}
+"""Variables that torch reads at import, and that ``fit_torch`` applies later."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _servers: list[Any] = []
-"""Torch's control servers in this process: they live as long as it does."""
+"""Torch's control servers in this process, referenced here so that they live as long as the process."""
 
 
 def run_rank(
@@ -61,10 +62,16 @@ def run_rank(
     code: types.CodeType | None = None,
     read: Mapping[str, str | None],
 ) -> NoReturn:
-    """Become a rank: torchrun's environment, a session of its own, then the user's script.
+    """Become a rank: prepare this process, run the user's script, and end the process.
 
-    ``code`` is the compiled script; None: this rank compiles it, and prints the error. ``read`` contains the
-    variables that the server's imports read.
+    Args:
+        server: Pid of the fork server.
+        rank: Number of the rank.
+        generation: Generation of the rank.
+        row: The rank's own part of the ``fork`` request: its environment and its files.
+        request: The ``fork`` request, with the part that all ranks share.
+        code: The compiled script; None: this rank compiles it, and prints the error.
+        read: Variables that the server's imports read, with their values.
     """
     status = 1
     report = None
@@ -142,7 +149,7 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
     Only the first rank of each machine does this, for all its ranks: this saves the store thousands of connections.
 
     Raises:
-        ConnectionError: no packet reaches the store's machine, or returns. Torch reports all other errors itself.
+        ConnectionError: the store's machine cannot be reached in time. Torch reports all other errors itself.
     """
     address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not all(address):
@@ -155,12 +162,12 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
         except TimeoutError:
             why = os.strerror(errno.ETIMEDOUT)
         except OSError as error:
-            if error.errno not in NO_WAY:
+            if error.errno not in UNREACHABLE:
                 return
             why = os.strerror(error.errno)
         if time.monotonic() + REACH_AGAIN_S >= deadline:
             where = ":".join(address)
-            raise ConnectionError(f"the TCPStore at {where}, where all ranks meet, is not reached: {why}") from None
+            raise ConnectionError(f"the rendezvous store (TCPStore) at {where} cannot be reached: {why}") from None
         time.sleep(REACH_AGAIN_S)
 
 
@@ -194,7 +201,7 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
 
 
 def _failed(report: Any, status: int) -> None:
-    """Undo the mark that the loop was left: an error leaves the loop like ``break``, and ending may take long."""
+    """Remove the mark that the training loop was left: an error leaves the loop too, and the end may take long."""
     if report is not None and status:
         report.unmark("loop_left")
 
@@ -253,7 +260,7 @@ def _open_report(path: str) -> Any:
 
 def warn_of_ignored(read: Mapping[str, str | None]) -> None:
     """Print which variables of this rank have no effect, because its fork server imported torch without them."""
-    late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _OWN)
+    late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _APPLIED)
     if late:
         print(
             f"everstep: {', '.join(late)}: torch was imported before this rank was forked, and reads this only then. "
@@ -314,7 +321,7 @@ def fit_path(script: str) -> None:
     """Add the script's folder and the folders of ``PYTHONPATH`` to the import path."""
     extra = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[0:0] = [os.path.dirname(script), *(entry for entry in extra if entry not in sys.path)]  # noqa: PTH120
-    # Forget the server's caches of folders: files may be newer than its imports.
+    # The server's caches of folders may be older than the script's files.
     importlib.invalidate_caches()
 
 
@@ -355,7 +362,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End like Python, but without its finalisation, which needs 0.4 s and prints false leak reports."""
+    """End this process like Python, but skip the finalisation, which takes 0.4 s and prints false leak reports."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

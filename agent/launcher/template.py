@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 ABANDONED_CHECK_MS = 2000
-"""Time between two checks whether its socket still has a name."""
+"""Time between two checks whether the socket's name still exists, milliseconds."""
 ASKING_LIMIT_S = 5.0
-"""An agent that connects and sends no whole request within this time is dropped."""
+"""A connection that has not sent a complete request within this time is closed, seconds."""
 REMEMBERED_ENDS = 1024
 _OWN_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
@@ -59,14 +59,14 @@ from everstep.system import procfs  # noqa: E402
 
 
 class Template:
-    """Forks fork servers until its socket is removed, or SIGTERM."""
+    """Forks fork servers until its socket is removed, or until SIGTERM."""
 
     def __init__(self, listener: socket.socket, path: Path, imported: fork_server.Imported) -> None:
         self.listener = listener
         self.path = path
         self.imported = imported
         self._ends: dict[tuple[int, int], tuple[int, int]] = {}
-        """Process and its start → wait status, and when it was collected."""
+        """Pid and start of a process → its wait status, and the time at which it was collected."""
         self._inode = path.stat().st_ino
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -210,7 +210,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def main() -> NoReturn:
-    """Listen, import, fork."""
+    """Run the template."""
     parser = argparse.ArgumentParser(description="Template of the fork servers of a local cluster.")
     parser.add_argument("--listen", type=Path, required=True, help="where agents ask for fork servers")
     parser.add_argument("--room", default="", help="a long blank argument: here the forked show their command lines")
@@ -218,7 +218,7 @@ def main() -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
         listener = _listen(options.listen)  # before the imports: agents wait for the socket
-        Template(listener, options.listen, fork_server.imports()).run()
+        Template(listener, options.listen, fork_server.preload()).run()
         code = 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -1,8 +1,8 @@
-"""The process that tries a script: it acts as a rank until the script joins the job, and ends there.
+"""The process that tries a script: it acts as a rank until the script joins the job, and ends at that point.
 
-The fork server loads this file as it loads ``rank_process.py``, and after it. First every module of the snapshot is
-compiled, which leaves the compiled files beside their sources for later ranks. Then the script runs, until it calls
-``everstep.join``, makes a process group, or is about to do an optimizer's step: there the process ends.
+First it compiles every module of the snapshot; the compiled files stay beside their sources, for later ranks. Then it
+runs the script, until the script calls ``everstep.join``, makes a process group, or begins an optimizer step. The fork
+server loads this file under a private name, after ``rank_process.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
-"""Files that do not compile and are named; the others are counted."""
+"""The number of files that do not compile and are named in the output; further files are only counted."""
 
 
 def run_trial(
@@ -42,7 +42,7 @@ def run_trial(
 
     Args:
         server: Pid of the fork server: this process dies with it.
-        request: Script, folder of the snapshot or empty, args, cwd, env, output.
+        request: The ``try`` request: script, folder of the snapshot (or empty), args, cwd, env, output.
         read: Variables that the server's imports read.
         joins: Imported modules that have ``init_process_group``.
     """
@@ -114,7 +114,7 @@ def all_compile(folder: Path, script: Path) -> bool:
     A file that no other file seems to import, such as test data, may be invalid: its error is only printed.
     """
     broken: dict[Path, str] = {}
-    keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # the folder is no user's
+    keeps, sys.dont_write_bytecode = sys.dont_write_bytecode, False  # the folder belongs to the agent
     sources = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]
     for path in sources:
         try:
@@ -140,7 +140,7 @@ def _name(path: Path) -> str:
 
 
 def _imported(sources: Any) -> set[str]:
-    """Return all names that occur in imports."""
+    """Return all names that occur in the import statements of some files."""
     names: set[str] = set()
     for path in sources:
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -1,1 +1,1 @@
-"""The agent's reports about ranks: observations, step records, captured output."""
+"""The agent's reports about ranks: observations, metrics, step records and captured output."""

@@ -1,6 +1,6 @@
-"""What the reports of a job's ranks on this machine say of the training, from their mapped files.
+"""The metrics of a job's ranks on this machine, computed from the step reports in their mapped files.
 
-No disk is in the way: the last records lie in shared memory, and an agent that is started again takes them from there.
+The reports are in shared memory, so no disk is needed, and an agent that was restarted reads them again.
 """
 
 from __future__ import annotations
@@ -17,63 +17,63 @@ from everstep.system.procfs import main_thread_s
 
 
 @dataclass(slots=True)
-class _Read:
-    """How far the reports of a rank were read."""
+class _RankMetrics:
+    """The metrics of a rank, and the position up to which its reports were read."""
 
     generation: int = 0
     next: int = 0
-    """Sequence to read next."""
+    """Sequence number of the report that is read next."""
     watch: MetricWatch = field(default_factory=MetricWatch)
     cpu: CpuWatch = field(default_factory=CpuWatch)
-    looks: int = 0
-    """Of its pace, at which the CPU time was read as well."""
+    paces: int = 0
+    """The number of paces that were measured when the CPU time was last read."""
 
 
 class JobMetrics:
-    """The metrics of one job on this machine, by rank; asked in one thread only."""
+    """The metrics of one job on this machine, by rank; used by a single thread."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Read] = {}
-        self._told: dict[str, int] = {}
-        """Kind of news → the step from which on it was told last."""
+        self._ranks: dict[int, _RankMetrics] = {}
+        self._reported: dict[str, int] = {}
+        """Kind of change → the step at which the newest reported change of this kind began."""
 
-    def news(self, report: ReportFile) -> list[str]:
-        """What a rank's reports show that no rank of this machine has shown yet, as texts.
+    def new_changes(self, report: ReportFile) -> list[str]:
+        """Return texts about the changes in a rank's metrics that no rank of this machine has shown before.
 
-        A loss that is a mean over ranks jumps on all of them: it is told once. What an
-        agent finds when it looks first, e.g. after a restart, was told before it.
+        If the loss is a mean over ranks, it jumps on all ranks, and is reported once. Changes that exist at the first
+        call for a rank, e.g. after a restart of the agent, count as reported.
         """
-        fresh = report.rank not in self._ranks
-        found = shown_in(metrics_message(self.of(report), Flops()))
-        new = [(kind, step, text) for kind, step, text in found if self._told.get(kind) != step]
-        self._told |= {kind: step for kind, step, _ in new}
-        return [] if fresh else [text for _, _, text in new]
+        is_first = report.rank not in self._ranks
+        changes = changes_in(metrics_message(self.of(report), Flops()))
+        new = [(kind, step, text) for kind, step, text in changes if self._reported.get(kind) != step]
+        self._reported |= {kind: step for kind, step, _ in new}
+        return [] if is_first else [text for _, _, text in new]
 
     def of(self, report: ReportFile) -> MetricWatch:
-        """All that a rank has reported until now, that of earlier generations included."""
-        read = self._ranks.get(report.rank)
-        if read is None:
-            read = self._ranks[report.rank] = _Read()
-            _take_up(read, report)
-        if report.generation > read.generation:
-            read.generation, read.next = report.generation, 0
-            read.watch.begin()
-            read.cpu.begin()
-        if report.generation == read.generation:
-            read.next, records = report.records(read.next)
+        """Return the metrics of a rank, after reading its new reports; they include its earlier generations."""
+        rank = self._ranks.get(report.rank)
+        if rank is None:
+            rank = self._ranks[report.rank] = _RankMetrics()
+            _read_earlier_generation(rank, report)
+        if report.generation > rank.generation:
+            rank.generation, rank.next = report.generation, 0
+            rank.watch.begin()
+            rank.cpu.begin()
+        if report.generation == rank.generation:
+            rank.next, records = report.records(rank.next)
             for record in records:
-                read.watch.observe(record)
-            _look_at_cpu(read, report)
-        return read.watch
+                rank.watch.observe(record)
+            _read_cpu(rank, report)
+        return rank.watch
 
     def message(self, report: ReportFile, flops: Flops) -> pb.Metrics:
-        """The metrics of one rank as the schema says them."""
-        found = metrics_message(self.of(report), flops)
+        """Return the message with the metrics of a rank, after reading its new reports."""
+        message = metrics_message(self.of(report), flops)
         cpu = self._ranks[report.rank].cpu
-        for message, value in ((found.cpu, cpu.newest), (found.typical_cpu, cpu.typical)):
+        for field_, value in ((message.cpu, cpu.newest), (message.typical_cpu, cpu.typical)):
             if value is not None:
-                message.CopyFrom(_cpu(value))
-        return found
+                field_.CopyFrom(pb.CpuPerStep(had_s=value.had_s, waited_s=value.waited_s, step_s=value.step_s))
+        return message
 
 
 def _look_at_cpu(read: _Read, report: ReportFile) -> None:
@@ -84,14 +84,18 @@ def _look_at_cpu(read: _Read, report: ReportFile) -> None:
     read.looks = pace.comparisons
     if (used := main_thread_s(report.snapshot().pid)) is not None:
         read.cpu.observe(read.watch.step, *used, step_s=pace.step_s, slower=pace.slow_comparisons > 0)
+def _read_cpu(rank: _RankMetrics, report: ReportFile) -> None:
+    """Read the rank's CPU time whenever a new pace was measured: so both cover the same steps, except for one step."""
+    pace = rank.watch.pace
+    if pace.looks == rank.paces:
+        return
+    rank.paces = pace.looks
+    if (used := main_thread_s(report.snapshot().pid)) is not None:
+        rank.cpu.observe(rank.watch.step, *used, step_s=pace.step_s, slower=pace.slow_looks > 0)
 
 
-def _cpu(value: CpuPerStep) -> pb.CpuPerStep:
-    return pb.CpuPerStep(had_s=value.had_s, waited_s=value.waited_s, step_s=value.step_s)
-
-
-def _take_up(read: _Read, report: ReportFile) -> None:
-    """The past that a fresh agent knows nothing of: the generation before lies beside, if it ran here."""
+def _read_earlier_generation(rank: _RankMetrics, report: ReportFile) -> None:
+    """Read the reports of the previous generation, if it ran here: an agent that was restarted does not know them."""
     before = report.path.with_name(f"report-{report.rank}-{report.generation - 1}")
     if not before.exists():
         return
@@ -100,12 +104,12 @@ def _take_up(read: _Read, report: ReportFile) -> None:
     except (OSError, EverstepError):
         return
     for record in file.records(0)[1]:
-        read.watch.observe(record)
+        rank.watch.observe(record)
     file.close()
 
 
 def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
-    """What a rank's reports say, as the schema says it."""
+    """Convert a rank's metrics to a message."""
     pace = watch.pace
     return pb.Metrics(
         step=watch.step,
@@ -123,8 +127,8 @@ def metrics_message(watch: MetricWatch, flops: Flops) -> pb.Metrics:
     )
 
 
-def shown_in(metrics: pb.Metrics) -> list[tuple[str, int, str]]:
-    """What is worth telling of one rank's metrics: its kind, the step where it began, and a text."""
+def changes_in(metrics: pb.Metrics) -> list[tuple[str, int, str]]:
+    """Return the jumps and declines in a rank's metrics: the kind of each, the step at which it began, and a text."""
     found = []
     for kind, series in (("loss", metrics.loss), ("gradient norm", metrics.grad_norm)):
         if series.jump_steps:

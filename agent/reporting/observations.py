@@ -1,8 +1,8 @@
-"""The numbered log of a machine's observations, each kept until the control plane acknowledged it.
+"""The numbered log of a machine's observations; each is kept until the control plane has acknowledged it.
 
-Lines of JSON in shared memory and on disk (``live.py``). The first line says after which number the log begins and in
-which boot of the machine it was written. No number is ever used twice: after a reboot, or where only the copy on disk
-is left, which may lack the last lines, numbering leaps ahead.
+The log consists of lines of JSON in shared memory, with a copy on disk (``live.py``). Its first line contains the
+number after which the log begins, and the boot of the machine in which it was written. No number is ever used twice:
+after a reboot, or if only the copy on disk exists, the last lines may be missing, so numbering continues with a gap.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import Finding, Health, Owner, Remedy
 from everstep.system.procfs import boot_id
 
-REBOOT_LEAP = 1000
-"""More than can be lost unwritten in a crash of the machine."""
+REBOOT_GAP = 1000
+"""The gap in the numbers after a reboot: more observations than a crash of the machine can lose."""
 OF_NO_JOB = "*"
-"""Stands for the observations of the machine alone where one acknowledges a job's; no job has such a name."""
+"""In an acknowledgement, used instead of the name of a job: the observations that belong to no job."""
 KEPT = 10_000
 """Unacknowledged observations beyond this number are dropped, the oldest first."""
 
@@ -44,9 +44,8 @@ class ObservationLog:
         """The newest number in the log of an earlier agent."""
         self._changed = asyncio.Event()
         self._lines = 0
-        boot = boot_id()
-        self._boot = boot
-        self._load(boot)
+        self._boot = boot_id()
+        self._load()
         self._rewrite()
 
     @property
@@ -55,9 +54,9 @@ class ObservationLog:
         return len(self._entries)
 
     def append(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
-        """Number, keep and publish an observation; ``what`` is one of its kinds."""
+        """Number, keep and publish an observation; ``what`` sets the field of its kind, e.g. ``rank_ended``."""
         self.last += 1
-        found = pb.Observation(
+        observation = pb.Observation(
             sequence=self.last,
             id=f"{self._machine}-{self.last}",
             time_ns=time.time_ns(),
@@ -66,9 +65,9 @@ class ObservationLog:
             generation=generation,
             **what,
         )
-        self._entries.append(found)
+        self._entries.append(observation)
         self._lines += 1
-        self._write(_line(found))
+        self._write(_line(observation))
         if len(self._entries) > KEPT:
             del self._entries[: len(self._entries) - KEPT]
             if self._lines > 2 * KEPT + 64:
@@ -76,21 +75,23 @@ class ObservationLog:
         self._publish()
         logger.info(
             "observed",
-            correlation=found.id,
+            correlation=observation.id,
             job=job or None,
             generation=generation or None,
-            what=found.WhichOneof("what"),
+            what=observation.WhichOneof("what"),
         )
-        return found
+        return observation
 
     def finding_changed(self, finding: Finding, over: bool) -> None:
         """Append a finding that an inspection reports; ``over``: the finding is not active any more."""
         self.append(machine_finding=pb.MachineFinding(finding=finding_message(finding), over=over))
 
     def acknowledge(self, up_to: int, job: str = "") -> None:
-        """Forget what is up to a number: of one job, of no job (``OF_NO_JOB``), or of all (empty).
+        """Forget the observations up to a number.
 
-        What is of no job (an agent started) is acknowledged by the caller that wrote it to the ledger.
+        Args:
+            up_to: The newest number that is acknowledged.
+            job: Only the observations of this job; ``OF_NO_JOB``: only those that belong to no job; empty: all.
         """
         kept = [e for e in self._entries if e.sequence > up_to or not _is_of(e, job)]
         if len(kept) == len(self._entries):
@@ -110,14 +111,14 @@ class ObservationLog:
     async def follow(
         self, after: int, job: str = "", active: Callable[[], Iterable[pb.Finding]] = tuple
     ) -> AsyncIterator[pb.Observation]:
-        """What is kept after a number, then active findings, then what is observed from now on; endless.
+        """Yield the kept observations after a number, then the active findings, then new observations; endless.
 
-        A number that this log never gave means that an earlier log was lost: all is sent.
+        If this log has not reached the number, an earlier log was lost, and all observations are sent.
 
         Args:
             after: The number.
-            job: Only observations of this job and of the machine; empty: all.
-            active: Returns what inspections find now. It may have been acknowledged long ago.
+            job: Only observations of this job and those that belong to no job; empty: all.
+            active: Returns the active findings of the inspections, also those that were acknowledged long ago.
         """
         if after > self.last:
             after = 0
@@ -152,15 +153,15 @@ class ObservationLog:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _load(self, boot: str) -> None:
+    def _load(self) -> None:
         lines = self._file.read()
-        leap = False
+        may_lack_lines = False
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 if "base" in row:
                     self.last = row["base"]
-                    leap = row["boot"] != boot or not self._file.complete
+                    may_lack_lines = row["boot"] != self._boot or not self._file.complete
                 elif "acknowledged" in row:
                     up_to, job = row["acknowledged"], row["job"]
                     self._entries = [e for e in self._entries if e.sequence > up_to or not _is_of(e, job)]
@@ -171,7 +172,7 @@ class ObservationLog:
             except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
                 logger.warning("skipped a damaged line", path=str(self._file.path), line=number, reason=str(error))
         self.restored = self.last
-        self.last += REBOOT_LEAP if leap else 0
+        self.last += REBOOT_GAP if may_lack_lines else 0
         self._entries = self._entries[-KEPT:]
 
     def _write(self, line: bytes) -> None:

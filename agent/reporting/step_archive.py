@@ -1,8 +1,8 @@
-"""Step records of a job: drained from the mapped report files into files that outlive them.
+"""The archive of a job's step records: they are copied from the mapped report files to files that are kept longer.
 
-One file per rank, ``steps-<rank>.bin``, of fixed records, little endian: sequence u64 · generation u32 · given u32 ·
-step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64. The last record says where draining goes on after a
-restart; a torn one is cut off.
+Each rank has a file ``steps-<rank>.bin`` with records of fixed size, little endian: sequence u64 · generation u32 ·
+given u32 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64. After a restart of the agent, copying
+continues after the last record; if this record is incomplete, it is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPLY_RECORDS = 1000
 
 
 class StepArchive:
-    """The step records of one job on this machine. One thread drains; all threads may read and ask for tokens."""
+    """The step records of one job on this machine. One thread calls ``drain``; all other methods are thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class StepArchive:
         return len(records)
 
     def tokens(self, rank: int, generation: int) -> int:
-        """Sum of the tokens that a rank reported in a generation, as far as they were drained; reads no file."""
+        """Return the sum of the tokens in the drained reports of a rank and generation; reads no file."""
         known, _ = self._next.get(rank, (0, 0))
         return self._tokens.get(rank, 0) if known == generation else 0
 
@@ -63,7 +63,7 @@ class StepArchive:
     def read(
         self, rank: int, from_step: int, version_of: Callable[[int], int] = lambda _: 0
     ) -> Iterator[pb.StepsReply]:
-        """Records of a rank with ``step >= from_step``, as they were reported, in portions.
+        """Yield the records of a rank with ``step >= from_step`` in portions, in the order of their reports.
 
         Args:
             rank: The rank.
@@ -72,9 +72,9 @@ class StepArchive:
         """
         with contextlib.suppress(FileNotFoundError), self._path(rank).open("rb") as file:
             while data := file.read(REPLY_RECORDS * _RECORD.size):
-                whole = len(data) - len(data) % _RECORD.size
+                whole_records = data[: len(data) - len(data) % _RECORD.size]
                 reply = pb.StepsReply(rank=rank)
-                for _, generation, given, step, time_ns, loss, grad_norm, tokens in _RECORD.iter_unpack(data[:whole]):
+                for _, generation, given, step, time_ns, loss, grad_norm, tokens in _RECORD.iter_unpack(whole_records):
                     if step >= from_step:
                         reply.records.add(
                             step=step,
@@ -90,19 +90,19 @@ class StepArchive:
                     yield reply
 
     def _position(self, rank: int) -> tuple[int, int]:
-        """(generation, next sequence) from which draining goes on."""
+        """Return the generation and the sequence number from which draining continues."""
         if rank not in self._next:
             position, tokens = (0, 0), 0
             with contextlib.suppress(FileNotFoundError), self._path(rank).open("r+b") as file:
                 size = file.seek(0, 2)
-                whole = size - size % _RECORD.size
-                file.truncate(whole)
-                if whole:
-                    file.seek(whole - _RECORD.size)
+                complete = size - size % _RECORD.size
+                file.truncate(complete)
+                if complete:
+                    file.seek(complete - _RECORD.size)
                     sequence, generation, *_ = _RECORD.unpack(file.read(_RECORD.size))
                     position = (generation, sequence + 1)
                     file.seek(0)
-                    rows = _RECORD.iter_unpack(file.read(whole))
+                    rows = _RECORD.iter_unpack(file.read(complete))
                     tokens = sum(row[7] for row in rows if row[1] == generation)
             self._tokens[rank] = tokens
             self._next[rank] = position
@@ -113,7 +113,7 @@ class StepArchive:
 
 
 class Reports:
-    """The open report files of a job, by rank, of its newest generation."""
+    """The open report files of a job's newest generation, by rank."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, Field
 
-from agent.reporting.metrics import shown_in
+from agent.reporting.metrics import changes_in
 from agent.v1 import agent_pb2 as pb
 from controlplane import text
 from everstep.base.text import listed
@@ -105,7 +105,7 @@ def _noted(ranks: Mapping[int, pb.RankProgress]) -> list[str]:
                 found[f"the {name} is NaN or infinite since step {series.since}"].append(number)
             elif series.not_finite:
                 found[f"the {name} was NaN or infinite {series.not_finite} times, and is finite again"].append(number)
-        for _, _, line in shown_in(rank.metrics):
+        for _, _, line in changes_in(rank.metrics):
             found[line].append(number)
     return [f"{line} ({_who(on, len(ranks))})" for line, on in found.items()]
 

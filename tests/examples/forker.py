@@ -18,7 +18,7 @@ from agent.launcher import fork_server
 
 
 def rank(launch: dict[str, Any], environment: dict[str, str]) -> NoReturn:
-    import torch  # what fork_server.imports() has imported, with one thread
+    import torch  # what fork_server.preload() has imported, with one thread
 
     code = 1
     try:
@@ -38,7 +38,7 @@ def rank(launch: dict[str, Any], environment: dict[str, str]) -> NoReturn:
 
 
 def main() -> None:
-    fork_server.imports()
+    fork_server.preload()
     for line in sys.stdin:
         launch = json.loads(line)
         pids = []

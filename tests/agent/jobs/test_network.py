@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from agent.jobs.host import LIBRARIES, interface_of, socket_environment
+from agent.jobs.host import SOCKET_VARIABLES, interface_of, socket_environment
 from tests.agent.agents import Job, RunningAgent
 
 PRINT = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
@@ -39,7 +39,7 @@ def test_who_is_not_known_names_no_interface() -> None:
 async def test_ranks_get_it_where_their_job_says_nothing_else(
     agent: RunningAgent, own: dict[str, str], shown: bytes
 ) -> None:
-    assert set(socket_environment("127.0.0.21")) == set(LIBRARIES)
+    assert set(socket_environment("127.0.0.21")) == set(SOCKET_VARIABLES)
     job = Job(agent, PRINT, ranks=1)
     await job.prepare()
     request = job.launch_request()

@@ -32,7 +32,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def looked_after(folder: Path) -> AsyncIterator[ForkServers]:
     servers = ForkServers(folder / "servers", prewarm=True, template=templates.shared())
-    looking = asyncio.create_task(servers.look_after())
+    looking = asyncio.create_task(servers.keep_warm())
     servers.warm_up()
     try:
         yield servers
@@ -56,7 +56,7 @@ async def test_one_that_dies_or_hangs_is_replaced(tmp_path: Path, number: signal
         os.kill(first.pid, number)
         second = await ready(servers, but=first.pid)
         await until(lambda: not alive(first.pid), "the first one is gone")
-        taken = await servers.take("gpt", "", {})
+        taken = await servers.assign("gpt", "", {})
         assert taken is second
         os.kill(taken.pid, signal.SIGKILL)
         await until(lambda: taken.lost, "its death is known")

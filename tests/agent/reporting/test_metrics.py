@@ -54,13 +54,13 @@ def test_an_agent_that_is_started_again_knows_what_came_before(tmp_path: Path) -
 def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
     metrics = JobMetrics()
     files = [ReportFile.create(tmp_path / f"report-{rank}-1", rank=rank, generation=1) for rank in range(2)]
-    assert [metrics.news(file) for file in files] == [[], []]
+    assert [metrics.new_changes(file) for file in files] == [[], []]
     for step in range(WINDOW + 5):
         for file in files:
             file.report(step, 1.0 if step < WINDOW else 6.0, 1.0, 0)
     text = f"the loss jumped at step {WINDOW}: 6.0 times its median"
-    assert [metrics.news(file) for file in (*files, *files)] == [[text], [], [], []]
-    assert JobMetrics().news(files[0]) == [], "an agent that is started again tells it no second time"
+    assert [metrics.new_changes(file) for file in (*files, *files)] == [[text], [], [], []]
+    assert JobMetrics().new_changes(files[0]) == [], "an agent that is started again tells it no second time"
 
 
 def test_what_a_rank_computes_in_a_step_is_told_beside_how_long_it_takes(tmp_path: Path) -> None:
