@@ -1,8 +1,7 @@
-"""Clients of node agents: each rpc is a method, and gRPC's errors become everstep's.
+"""Clients of agents: each rpc is a method, and gRPC's errors become errors of everstep.
 
-Security comes from the environment unless it is an argument: ``EVERSTEP_AGENT_CA_FILE``
-(turns TLS on), ``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates
-``EVERSTEP_AGENT_CERT_FILE`` with ``EVERSTEP_AGENT_KEY_FILE``.
+Unless the security is an argument, these variables name its files: ``EVERSTEP_AGENT_CA_FILE`` (which turns TLS on),
+``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates ``EVERSTEP_AGENT_CERT_FILE`` and ``EVERSTEP_AGENT_KEY_FILE``.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 CONNECTING = 64
-"""Connections that are made at the same time."""
+"""The largest number of connections that are made at the same time."""
 TURN_S = 0.2
-"""A connection that is not made by then lets the next one begin: its machine may be gone."""
+"""If making a connection takes longer, the next one begins, because the machine may be gone, seconds."""
 
 UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
@@ -156,7 +155,7 @@ class AgentClient:
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:
-        """Return the port and the token for sending and fetching state; called by other agents."""
+        """Return the port and the token for sending and fetching state; for calls by other agents."""
         return await self._call(self._stub.OpenExchange, request, timeout_s)
 
     async def inspect(self, *, timeout_s: float | None = 5.0) -> pb.InspectReply:
@@ -250,10 +249,7 @@ class AgentClient:
 
 
 def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -> Exception:
-    """Return the error of everstep for a gRPC status.
-
-    ``agent/statuses.py`` has the table.
-    """
+    """Return the error of everstep for a gRPC status, by the table of ``agent/statuses.py``."""
     details = error.details() or error.code().name
     kind = error_of(error.code())
     if kind is AgentUnreachable:
@@ -270,9 +266,9 @@ def _tls_hint(address: str, details: str, *, tls: bool) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
     if tls and ("Socket closed" in details or "handshake" in details.lower()):
-        return f". Where agents ask for client certificates, name one in {CERT_FILE} and {KEY_FILE}"
+        return f". If agents require client certificates, name one in {CERT_FILE} and {KEY_FILE}"
     if "Socket closed" in details and not is_loopback(address.rpartition(":")[0]):
-        return f". It speaks TLS, perhaps: name its authority in {CA_FILE}"
+        return f". Perhaps it uses TLS: name its authority in {CA_FILE}"
     return ""
 
 

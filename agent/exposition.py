@@ -1,8 +1,8 @@
-"""What Prometheus reads: samples by name and label, and the HTTP server that gives them.
+"""The metrics of a process for Prometheus: samples by name and labels, and the HTTP server for them.
 
-Agents and workers share it. Names follow Prometheus: base units, ``_total`` for what only grows. What other exporters
-have names for keeps them (``node_…`` of node_exporter, ``DCGM_…`` of dcgm-exporter, ``process_…`` of client
-libraries); all else begins with ``everstep_``.
+Agents and workers share this module. Names follow the rules of Prometheus: base units, and the suffix ``_total`` for
+values that only grow. Metrics for which other exporters have names keep these names (``node_…`` of node_exporter,
+``DCGM_…`` of dcgm-exporter, ``process_…`` of client libraries); all other names begin with ``everstep_``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from everstep.model.finding import Health
 
 PREFIX = "everstep_"
 FOREIGN = ("node_", "DCGM_", "process_")
-"""Beginnings of names that are other exporters'."""
+"""The first parts of names that belong to other exporters."""
 RENAMED = {"job": "training_job", "instance": "of_instance"}
-"""Labels that Prometheus gives what it reads itself, and what they are called instead."""
+"""Label that Prometheus sets itself → the name that is used here instead."""
 SERIES = 1000
-"""Of one metric, at most; what is beyond is left out, and counted in ``everstep_series_left_out``."""
+"""The largest number of series of one metric; further series are left out, and counted in the metric ``LEFT_OUT``."""
 ANSWER_S = 5.0
-"""A process that does not say within this time what it measured answers with an error (Prometheus waits 10 s)."""
+"""A request whose samples are not collected within this time gets an error, seconds; Prometheus waits 10 s."""
 
 _KINDS = {"_total": "counter", "_info": "info"}
 _MEASURE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?", re.DOTALL)
@@ -39,35 +39,35 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One metric, as the reference lists it."""
+    """The description of one metric, for the reference."""
 
     name: str
-    """Without what every name of everstep begins with."""
+    """The name without the prefix ``everstep_``."""
     labels: tuple[str, ...]
     meaning: str
 
     @property
     def full_name(self) -> str:
-        """The name that Prometheus reads."""
+        """The complete name of the metric."""
         return _full(self.name)
 
 
 def described(*rows: tuple[str, str, str]) -> dict[str, Described]:
-    """A table of metrics: name, labels with blanks between, meaning."""
+    """Return a table of metrics by name; each row has the name, the labels separated by blanks, and the meaning."""
     return {name: Described(name, tuple(labels.split()), meaning) for name, labels, meaning in rows}
 
 
 LEFT_OUT = "series_left_out"
 COMMON = described((LEFT_OUT, "", "series that were too many, or whose names cannot be read"))
-"""Every process serves these."""
+"""The metrics of every process."""
 
 
 class Samples:
-    """The samples of one answer.
+    """The samples of one reply to Prometheus.
 
     Args:
-        table: The metrics that :meth:`add` may be given.
-        labels: Of every sample, e.g. the machine.
+        table: The metrics to which :meth:`add` may add samples.
+        labels: Labels of every sample, e.g. the machine.
     """
 
     def __init__(self, table: Mapping[str, Described], **labels: str) -> None:
@@ -78,20 +78,20 @@ class Samples:
         self._left_out = 0
 
     def add(self, name: str, value: float, /, **labels: str) -> None:
-        """Add one sample of the table; of two with the same name and labels the first counts.
+        """Add a sample, unless there is one with the same name and labels.
 
         Args:
-            name: Without what every name of everstep begins with; with ``_total`` where it only grows.
-            value: In the unit that the name says.
-            labels: Beside those of every sample, ``RENAMED``; their values must be few.
+            name: Name of a metric in the table.
+            value: The value, in the unit that the name contains.
+            labels: Labels of this sample, renamed by ``RENAMED``. A label must have few different values.
         """
         self._add(name, value, self._table[name].meaning, labels)
 
     def _add(self, name: str, value: float, meaning: str, labels: Mapping[str, str]) -> None:
-        whole = _full(name)
+        full_name = _full(name)
         series = self._labels | {RENAMED.get(label, label): value for label, value in labels.items()}
-        key = (whole, frozenset(series.items()))
-        metric = self._metrics.get(whole)
+        key = (full_name, frozenset(series.items()))
+        metric = self._metrics.get(full_name)
         if key in self._seen:
             return
         if metric and len(metric.samples) >= SERIES:
@@ -99,13 +99,14 @@ class Samples:
             return
         self._seen.add(key)
         if metric is None:
-            kind = next((kind for suffix, kind in _KINDS.items() if whole.endswith(suffix)), "gauge")
-            # The library adds the suffix of a counter, or of what is only there for its labels.
-            metric = self._metrics[whole] = Metric(whole.removesuffix("_total").removesuffix("_info"), meaning, kind)
-        metric.add_sample(whole, series, value)
+            kind = next((kind for suffix, kind in _KINDS.items() if full_name.endswith(suffix)), "gauge")
+            # The library appends the suffixes of counters and of info metrics itself.
+            base_name = full_name.removesuffix("_total").removesuffix("_info")
+            metric = self._metrics[full_name] = Metric(base_name, meaning, kind)
+        metric.add_sample(full_name, series, value)
 
     def measure(self, text: str, value: float, meaning: str) -> None:
-        """Add what an inspection measured: a name that may have labels, ``x{device="eth0"}``."""
+        """Add a measure of an inspection; ``text`` is its name, which may have labels: ``x{device="eth0"}``."""
         if parsed := parsed_measure(text):
             name, labels = parsed
             self._add(name, value, meaning, labels)
@@ -113,9 +114,8 @@ class Samples:
             self._left_out += 1
 
     def metrics(self) -> list[Metric]:
-        """All of them."""
-        left_out = self._left_out
-        self.add(LEFT_OUT, left_out)
+        """Return all metrics, including the number of series that were left out."""
+        self.add(LEFT_OUT, self._left_out)
         return list(self._metrics.values())
 
 
@@ -124,15 +124,15 @@ def _full(name: str) -> str:
 
 
 def parsed_measure(text: str) -> tuple[str, dict[str, str]] | None:
-    """Name and labels of a measure; None: it has neither form."""
-    whole = _MEASURE.fullmatch(text)
-    if whole is None:
+    """Return the name and the labels of a measure; None: the text cannot be parsed."""
+    measure = _MEASURE.fullmatch(text)
+    if measure is None:
         return None
-    name, inside = whole[1], whole[2] or ""
-    found = list(_LABEL.finditer(inside))
-    if "".join(one[0] for one in found) != inside:
+    name, inside = measure[1], measure[2] or ""
+    labels = list(_LABEL.finditer(inside))
+    if "".join(label[0] for label in labels) != inside:
         return None
-    return name, {one[1]: _ESCAPED.sub(_unescaped, one[2]) for one in found}
+    return name, {label[1]: _ESCAPED.sub(_unescaped, label[2]) for label in labels}
 
 
 def _unescaped(escaped: re.Match[str]) -> str:
@@ -140,7 +140,7 @@ def _unescaped(escaped: re.Match[str]) -> str:
 
 
 class _InLoop(Collector):
-    """Asks in the event loop: what is measured is not made for several threads."""
+    """Collects the samples in the event loop, because the measured objects are not thread-safe."""
 
     def __init__(self, samples: Callable[[], Samples], loop: asyncio.AbstractEventLoop) -> None:
         self._samples = samples
@@ -154,12 +154,12 @@ class _InLoop(Collector):
 
 
 class MetricsServer:
-    """Serves ``/metrics`` over HTTP, to whoever reaches the port; an asynchronous context.
+    """Serves ``/metrics`` over HTTP without authentication; an asynchronous context manager.
 
     Args:
-        address: ``host:port``; port 0 is any that is free.
-        samples: Says what is so now; called in the event loop of whoever enters the context.
-        collectors: Others, that may be asked in any thread.
+        address: ``host:port``; port 0 is any free port.
+        samples: Returns the current samples; called in the event loop in which the context is entered.
+        collectors: Further collectors, which are called in any thread.
     """
 
     def __init__(self, address: str, samples: Callable[[], Samples], collectors: Iterable[Collector] = ()) -> None:
@@ -170,20 +170,20 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port that it has; 0: it does not serve."""
+        """The port of the server; 0: it does not serve."""
         return self._server.server_port if self._server else 0
 
     async def __aenter__(self) -> MetricsServer:
         """Begin to serve.
 
         Raises:
-            ConfigError: the port is taken, or the address is not of this machine.
+            ConfigError: the port is in use, or this machine does not have the address.
         """
         registry = CollectorRegistry()
         for collector in (_InLoop(self._samples, asyncio.get_running_loop()), *self._collectors):
             registry.register(collector)
         try:
-            # In a thread: its library looks for the host's full name, which may take as long as DNS does.
+            # The library looks up the host's full name, which may take as long as a DNS query.
             self._server, _ = await asyncio.to_thread(start_http_server, self._wanted_port, self.host, registry)
         except OSError as error:
             raise ConfigError(
@@ -202,10 +202,10 @@ class MetricsServer:
 
 
 def parsed_address(address: str, option: str = "--metrics") -> tuple[str, int]:
-    """Host and port of an option.
+    """Return the host and the port in the value of an option.
 
     Raises:
-        ConfigError: it is not ``host:port``.
+        ConfigError: the value is not ``host:port``.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -213,14 +213,14 @@ def parsed_address(address: str, option: str = "--metrics") -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def verdicts(samples: Samples, name: str, now: str, labels: Mapping[str, str]) -> None:
-    """One sample for each verdict, 1 for the one that holds.
+def verdicts(samples: Samples, name: str, current: str, labels: Mapping[str, str]) -> None:
+    """Add a sample for each verdict: 1 for the current verdict, 0 for all others.
 
     Args:
-        samples: Where they go.
-        name: Of the metric.
-        now: The verdict that holds.
-        labels: Beside ``verdict``.
+        samples: The samples to which they are added.
+        name: Name of the metric.
+        current: The current verdict.
+        labels: Labels beside ``verdict``.
     """
-    for word in dict.fromkeys((*Health, now)):
-        samples.add(name, float(word == now), **labels, verdict=word)
+    for verdict in dict.fromkeys((*Health, current)):
+        samples.add(name, float(verdict == current), **labels, verdict=verdict)

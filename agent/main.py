@@ -1,4 +1,4 @@
-"""The agent's process: options, start, orderly end."""
+"""The process of an agent: its options, its start, and its orderly end."""
 
 from __future__ import annotations
 
@@ -48,47 +48,47 @@ from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
 
 SPARED = ("checkpoints", CODE)
-"""Folders in the state folder that may be links to a larger disk, and as private as their owner wants; code has links
-of its own, and is checked separately."""
+"""Folders in the state folder that may be links to a larger disk. Their permissions are not checked with the state
+folder: those of checkpoints are the user's choice, and the folder of code is checked separately."""
 DRAIN_S = 0.2
-"""Step records are copied out of the mapped files this often; their ring holds 4096."""
+"""Interval in which step records are copied from the mapped files, which hold the last 4096 of each rank, seconds."""
 ROTATE_S = 1.0
 CLOSE_S = 2.0
-"""Writes that wait for the disk when the agent ends have this long, seconds."""
+"""When the agent ends, it waits this long for pending writes to its disk, seconds."""
 COLLECT_AFTER = (700, 10, 10)
-"""Thresholds of Python's garbage collector once all is imported, its own ones: what waits to be collected may hold
-buffers of copies."""
+"""Thresholds of the garbage collector after the imports. They are Python's defaults, because objects that are not
+collected yet may have large buffers."""
 FORK_SERVERS = "fork-servers"
-"""Folder of their sockets."""
+"""Name of the folder with the sockets of fork servers."""
 FAKE_GPUS = "fake-gpus.json"
-"""In the state folder of an agent of a local cluster: GPUs that drills have the monitor see."""
+"""Name of the file with simulated GPUs for drills, in the state folder of an agent of a local cluster."""
 
 logger = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """How an agent is started."""
+    """The options of an agent."""
 
     machine: str
     listen: str
-    """``host:port``; the rendezvous stores listen on the same host."""
+    """``host:port`` for gRPC; the rendezvous stores listen on the same host."""
     state_dir: Path
     shm_dir: Path
     prewarm: bool = False
-    """Have a fork server ready before the first job asks."""
+    """Keep a fork server ready for the next job."""
     template: Path | None = None
-    """Socket of a template to fork it from; None: the agent starts it."""
+    """Socket of the template from which fork servers are forked; None: the agent starts them itself."""
     security: ServerSecurity = field(default_factory=ServerSecurity)
-    """What callers must present …"""
+    """What callers of this agent must present."""
     peers: ClientSecurity = field(default_factory=ClientSecurity)
-    """… and what this agent presents to other agents."""
+    """What this agent presents to other agents."""
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
-    """The settings of its inspections."""
+    """The settings of the inspections."""
     metrics: str = ""
-    """``host:port`` where metrics are served for Prometheus; empty: they are not."""
+    """``host:port`` where metrics are served for Prometheus; empty: they are not served."""
     log_bytes: int = 64 << 20
-    """A rank's log is rotated beyond this size."""
+    """The size from which on a rank's log is rotated, bytes."""
     log_backups: int = 3
 
     @property
@@ -96,7 +96,7 @@ class AgentOptions:
         """The host part of ``listen``.
 
         Raises:
-            ConfigError: it is not ``host:port``.
+            ConfigError: ``listen`` is not ``host:port``.
         """
         host, colon, port = self.listen.rpartition(":")
         if not colon or not host or not port.isdecimal():
@@ -108,13 +108,14 @@ async def serve(options: AgentOptions) -> None:
     """Serve until SIGTERM or SIGINT; ranks and fork servers live on.
 
     Raises:
-        ConfigError: an option is wrong, the port is taken, a folder is not ours alone, or another agent has it.
+        ConfigError: an option is invalid, the port is in use, a folder is not private to this user, or another agent
+            uses the state folder.
     """
-    gc.freeze()  # what was imported stays, and need not be looked at
+    gc.freeze()  # imported objects are never collected
     gc.set_threshold(*COLLECT_AFTER)
     options.security.check(options.host)
     if options.metrics:
-        # Here, and below: whoever serves no metrics needs not import their library.
+        # Imported only here and in _metrics, because an agent without metrics does not need the library.
         from agent.exposition import parsed_address
 
         parsed_address(options.metrics)
@@ -205,7 +206,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         host=options.host,
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
-        # In a local cluster one computer stands for all machines: each agent takes what is its own.
+        # In a local cluster one computer has the agents of all machines: each reads only its own lines and GPUs.
         kernel_log_tag=shared.tag_of(cluster, options.machine, options.state_dir) if cluster else "",
         fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
         shared_folders=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
@@ -220,7 +221,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
 
 
 async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -> contextlib.AsyncExitStack:
-    """Serve metrics, where that is wanted, until the returned stack is closed."""
+    """Serve metrics, if the options request it, until the returned stack is closed."""
     served = contextlib.AsyncExitStack()
     if options.metrics:
         from agent.exposition import MetricsServer
@@ -262,7 +263,7 @@ def _rotated(folder: Path, suffix: str, options: AgentOptions) -> list[Path]:
 
 @contextlib.contextmanager
 def _only_agent(folder: Path) -> Iterator[None]:
-    """Lock the state folder: two agents with one folder would overwrite each other's files."""
+    """Lock the state folder, because two agents with the same folder would overwrite each other's files."""
     with open(folder / "agent.lock", "a", opener=private.open_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

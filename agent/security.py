@@ -1,7 +1,8 @@
-"""TLS and the bearer token between the control plane and an agent, and among agents.
+"""TLS and the bearer token for calls of agents, by the control plane and by other agents.
 
-A caller of an agent can run programs as its user. So every call needs the token, on loopback too, which all users of
-the machine can reach; beyond loopback TLS is required as well. Tokens and keys are named by file paths, never by value.
+A caller of an agent can run programs as the agent's user. So every call needs the token, also on loopback addresses,
+which all users of a machine can reach. On other addresses TLS is required too. Options and variables name the files of
+tokens and keys, and never contain their values.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CERT_FILE = environment.AGENT_CERT_FILE
 KEY_FILE = environment.AGENT_KEY_FILE
 
 SOON_DAYS = 14.0
-"""A certificate that ends within so many days is warned of."""
+"""The agent logs a warning if its certificate expires within this number of days."""
 MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
 
 logger = structlog.get_logger()
@@ -43,7 +44,7 @@ else:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Return whether only programs on this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -53,38 +54,38 @@ def is_loopback(host: str) -> bool:
 
 
 def read_secret(path: Path, what: str) -> bytes:
-    """Contents of a file that must exist and not be empty.
+    """Return the contents of a file, which must not be empty; ``what`` describes the file in messages.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     try:
-        found = path.read_bytes()
+        contents = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"the {what} {path} cannot be read: {error.strerror}") from error
-    if not found.strip():
+    if not contents.strip():
         raise ConfigError(f"the {what} {path} is empty")
-    return found
+    return contents
 
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """What an agent asks of its callers."""
+    """The files of an agent's TLS and token, and with them what the agent requires of its callers."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
     token_file: Path | None = None
     tls_client_ca: Path | None = None
-    """With it callers must show a certificate that this authority signed."""
+    """If it is set, callers must present a certificate that this authority signed."""
     insecure: bool = False
-    """Serve any user of this machine without a token; on loopback only."""
+    """Serve all users of this machine without a token; only allowed on loopback addresses."""
 
     def check(self, host: str) -> None:
-        """Refuse what would leave a machine open.
+        """Refuse options with which programs or users without permission could call the agent.
 
         Raises:
-            ConfigError: a half-given pair, a listen address beyond loopback without TLS and token, or one on loopback
-                without either a token, client certificates, or the word that nothing is asked for.
+            ConfigError: only one file of a pair is set; the address is not a loopback address, and TLS or the token is
+                missing; or the agent would require neither a token nor a client certificate, and ``insecure`` is false.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
@@ -92,21 +93,21 @@ class ServerSecurity:
             raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
         if not is_loopback(host) and not (self.tls_cert and self.token_file):
             raise ConfigError(
-                f"refusing to listen on {host}: whoever reaches an agent can run programs on its machine. "
+                f"refusing to listen on {host}: anyone who reaches an agent can run programs on its machine. "
                 "Give --tls-cert, --tls-key and --token-file, or listen on a loopback address such as 127.0.0.1"
             )
         if not (self.token_file or self.tls_client_ca or self.insecure):
             raise ConfigError(
                 f"refusing to serve without a token: any user of this machine could run programs as {_user()}. "
                 f"Give --token-file FILE, here and to workers and commands in {TOKEN_FILE}; {MAKE_TOKEN}. "
-                "Where nobody else uses this machine, --insecure does without"
+                "If no one else uses this machine, --insecure serves without a token"
             )
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials of the gRPC server; None without TLS.
+        """Return the credentials of the gRPC server; None: it does not use TLS.
 
         Raises:
-            ConfigError: a file cannot be read, or certificate and key cannot be used.
+            ConfigError: a file cannot be read, or the certificate and the key cannot be used.
         """
         if not (self.tls_cert and self.tls_key):
             return None
@@ -117,18 +118,18 @@ class ServerSecurity:
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
 
     def as_client(self, ca_file: Path | None) -> ClientSecurity:
-        """What this agent shows other agents, which ask for the same as it does."""
-        named = ClientSecurity.from_environment()
+        """Return what this agent presents to other agents, which have the same requirements as this agent."""
+        from_environment = ClientSecurity.from_environment()
         own = (self.tls_cert, self.tls_key) if self.tls_client_ca else (None, None)
         return ClientSecurity(
-            ca_file=ca_file or named.ca_file,
-            token_file=self.token_file or named.token_file,
-            cert_file=named.cert_file or own[0],
-            key_file=named.key_file or own[1],
+            ca_file=ca_file or from_environment.ca_file,
+            token_file=self.token_file or from_environment.token_file,
+            cert_file=from_environment.cert_file or own[0],
+            key_file=from_environment.key_file or own[1],
         )
 
     def interceptors(self) -> list[Interceptor]:
-        """What checks the token of every call."""
+        """Return the interceptors of the gRPC server: the check of the token, if there is one."""
         return [TokenCheck(read_secret(self.token_file, "token file").strip())] if self.token_file else []
 
 
@@ -140,7 +141,7 @@ def _user() -> str:
 
 
 class TokenCheck(Interceptor):
-    """Lets a call pass that carries ``authorization: Bearer <token>``; of health checks too, for all are alike."""
+    """Refuses every call without the header ``authorization: Bearer <token>``, including health checks."""
 
     def __init__(self, token: bytes) -> None:
         self._expected = b"Bearer " + token
@@ -165,7 +166,7 @@ class TokenCheck(Interceptor):
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """What a caller shows an agent."""
+    """The files of the TLS and token that a caller of agents uses."""
 
     ca_file: Path | None = None
     token_file: Path | None = None
@@ -174,17 +175,12 @@ class ClientSecurity:
 
     @classmethod
     def from_environment(cls) -> ClientSecurity:
-        """As the variables ``EVERSTEP_AGENT_*_FILE`` say."""
-        names = (
-            CA_FILE,
-            TOKEN_FILE,
-            CERT_FILE,
-            KEY_FILE,
-        )
+        """Return the files that the variables ``EVERSTEP_AGENT_*_FILE`` name."""
+        names = (CA_FILE, TOKEN_FILE, CERT_FILE, KEY_FILE)
         return cls(*(Path(os.environ[name]) if os.environ.get(name) else None for name in names))
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials of a channel; None without TLS."""
+        """Return the credentials of a gRPC channel; None: it does not use TLS."""
         if self.ca_file is None:
             return None
         key = read_secret(self.key_file, "client key") if self.key_file else None
@@ -192,7 +188,7 @@ class ClientSecurity:
         return grpc.ssl_channel_credentials(read_secret(self.ca_file, "CA file"), key, cert)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
+        """Return the metadata of every call: the token, if there is one."""
         if self.token_file is None:
             return ()
         return (("authorization", "Bearer " + read_secret(self.token_file, "token file").decode().strip()),)
@@ -208,7 +204,7 @@ def check_pair(cert: Path, key: Path) -> float:
         Days until the certificate ends.
 
     Raises:
-        ConfigError: one is no PEM, they do not belong together, or the certificate is not valid now.
+        ConfigError: a file is not in PEM format, the files do not belong together, or the certificate is not valid now.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -229,7 +225,7 @@ def check_pair(cert: Path, key: Path) -> float:
 
 
 def _validity(cert: Path) -> tuple[float, float]:
-    """When a certificate begins and ends, seconds since 1970."""
-    # Python's own reader of certificates has no public name for those that are no authority's.
-    found = ssl._ssl._test_decode_cert(str(cert))  # type: ignore[attr-defined]
-    return ssl.cert_time_to_seconds(found["notBefore"]), ssl.cert_time_to_seconds(found["notAfter"])
+    """Return the beginning and the end of a certificate's validity, seconds since 1970."""
+    # Python can read any certificate, but its public functions read only certificates of authorities.
+    decoded = ssl._ssl._test_decode_cert(str(cert))  # type: ignore[attr-defined]
+    return ssl.cert_time_to_seconds(decoded["notBefore"]), ssl.cert_time_to_seconds(decoded["notAfter"])

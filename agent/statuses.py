@@ -1,4 +1,4 @@
-"""Translates errors between agent and control plane to gRPC statuses and back, with a single table."""
+"""The table by which an agent turns errors into gRPC statuses, and the control plane turns them back."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from everstep.errors import (
 
 STATUSES: dict[type[Exception], grpc.StatusCode] = {
     Fenced: grpc.StatusCode.FAILED_PRECONDITION,
-    StillDying: grpc.StatusCode.OUT_OF_RANGE,  # of the time that one call waits
+    StillDying: grpc.StatusCode.OUT_OF_RANGE,  # the processes need longer than one call waits
     UnknownJob: grpc.StatusCode.NOT_FOUND,
-    CodeMissing: grpc.StatusCode.DATA_LOSS,  # of what can be brought again
+    CodeMissing: grpc.StatusCode.DATA_LOSS,  # the caller can send the code again
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     OSError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AgentError: grpc.StatusCode.ABORTED,
 }
-"""Error → the status that an agent answers; the first that fits counts, and an error that fits none is ``ABORTED``."""
+"""Error → the status of an agent's answer. The first entry that fits is used; without one the status is ``ABORTED``."""
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-"""The statuses that gRPC makes itself: there was no answer, or not in time."""
+"""The statuses that gRPC itself sets if there was no answer in time."""
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
@@ -34,8 +34,8 @@ def status_of(error: Exception) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode) -> type[Exception]:
-    """Return the control plane's error for a status; an agent's full disk becomes a refusal."""
+    """Return the control plane's error for a status; the OSError of an agent becomes an ``AgentError``."""
     if status in NO_ANSWER:
         return AgentUnreachable
-    found = next((kind for kind, one in STATUSES.items() if one is status), AgentError)
-    return AgentError if found is OSError else found
+    error = next((kind for kind, code in STATUSES.items() if code is status), AgentError)
+    return AgentError if error is OSError else error

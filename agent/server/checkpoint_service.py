@@ -21,9 +21,9 @@ from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
 
 MOST_RESTORES = 8
-"""Shards that one Restore copies at the same time."""
+"""The largest number of shards that a Restore copies at the same time."""
 DISK_PATIENCE_S = 5.0
-"""A Stop does not wait longer for a disk, seconds."""
+"""The longest time that a Stop waits for a disk, seconds."""
 
 logger = structlog.get_logger()
 
@@ -54,19 +54,19 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.CheckpointsReply(checkpoints=[*memory, *below])
 
     async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
-        """Check whether checkpoints can be written to their locations; storage that hangs is left out."""
+        """Check whether checkpoints can be written to their locations; storage that hangs is not judged."""
         try:
             check_job(request.job)
         except ConfigError as error:
             await context.abort(status_of(error), str(error))
             raise
-        looks = storage_check.checks(request.job, request.disk_path, request.remote_url)
+        checks = storage_check.checks(request.job, request.disk_path, request.remote_url)
         missing = ""
         try:
             await asyncio.to_thread(read_variables, request.env_from, request.env_file, self.host.machine)
         except ConfigError as error:
             missing = str(error)
-        return pb.CheckStorageReply(problems=await storage_check.problems(looks), missing=missing)
+        return pb.CheckStorageReply(problems=await storage_check.problems(checks), missing=missing)
 
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:  # noqa: N802
         """Copy states into own slots, and verify them."""
@@ -142,7 +142,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         """
         place, tiers = runner.checkpoints.place, runner.checkpoints.tiers
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
-        # It asks each folder with patience, and reads the state folder before: hence twice.
+        # This reads the state folder and then asks each folder, and each of them may take the whole time.
         below = asyncio.create_task(self.host.reads.do(lambda: tiers.held(request), 2 * DISK_PATIENCE_S))
         found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
         try:
@@ -159,4 +159,4 @@ def check_restore(request: pb.RestoreRequest) -> None:
     """
     ranks = [shard.rank for shard in request.shards]
     if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
-        raise ConfigError(f"shards of ranks {ranks}: each rank once, from 0 on")
+        raise ConfigError(f"shards of ranks {ranks}: each rank must be named once, counted from 0")

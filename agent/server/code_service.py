@@ -66,13 +66,13 @@ def align(runner: JobRunner, generation: int, step: int) -> pb.AlignRanksReply:
         for rank in runner.record.living()
         if rank.generation == generation
     ]
-    found = [report for report in reports if report]
-    for report in found:
+    readable = [report for report in reports if report]
+    for report in readable:
         report.align(step)
-    alignments = [report.alignment() for report in found]
-    known = bool(found) and len(found) == len(reports) and all(now.can for now in alignments)
+    alignments = [report.alignment() for report in readable]
+    known = bool(readable) and len(readable) == len(reports) and all(rank.can for rank in alignments)
     return pb.AlignRanksReply(
-        farthest=max((report.snapshot().completed_steps for report in found), default=-1),
+        farthest=max((report.snapshot().completed_steps for report in readable), default=-1),
         known=known,
-        aligned=known and 0 < step <= min(now.aligned for now in alignments),
+        aligned=known and 0 < step <= min(rank.aligned for rank in alignments),
     )

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from agent.state.live import LiveLines
 
 KEPT = 1024
-"""Replies that are remembered; the oldest are forgotten first."""
+"""The number of replies that are remembered; the oldest are forgotten first."""
 
 logger = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class RequestMemory:
                 row = json.loads(line)
                 self._replies[row["job"], row["command"], row["id"]] = base64.b64decode(row["reply"])
             except (ValueError, KeyError, TypeError) as error:
-                # Without it the command is carried out again; the fork server and fences make this harmless.
+                # A repeated command is then carried out again; the fork server and fences make this harmless.
                 logger.warning("skipped a damaged line", path=str(file.path), line=number, reason=str(error))
         self._rewrite()
 

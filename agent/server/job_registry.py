@@ -1,4 +1,4 @@
-"""The jobs of a machine by name; commands are carried out once, and errors become gRPC statuses."""
+"""The jobs of a machine by name, and the handling of commands: each is carried out once, and errors become statuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 
 
 class JobRegistry:
-    """The jobs of a machine."""
+    """The jobs of a machine by name."""
 
     def __init__(self, host: Host, memory: RequestMemory) -> None:
         self.host = host
@@ -92,7 +92,7 @@ class JobRegistry:
         """
         known = self.runners.get(job)
         if known is None or (run in {"", known.record.run} and not known.record.released):
-            return  # and waits for no other job, whose ranks may take long to end
+            return  # without the lock, behind which another job's end may take long
         async with self._turn:
             runner = self.runners.get(job)
             if runner is None or run in {"", runner.record.run}:
@@ -100,12 +100,12 @@ class JobRegistry:
             theirs = runner.record.run
             if is_older(run, theirs) and not runner.record.released:
                 raise Fenced(
-                    f"{self.host.machine} has run {theirs} of {job}, which is newer than {run}: nothing is done for an "
-                    f"older one. If {run} is the newer one, the clock of Temporal's machine was set back; wait until "
-                    "it is later again, or use another name"
+                    f"{self.host.machine} has run {theirs} of {job}, which is newer than {run}: commands of older runs "
+                    f"are refused. If {run} was submitted later, the clock of Temporal's machine was set back: wait "
+                    "until it is later again, or use another name"
                 )
             if not runner.record.released:
-                logger.warning("throwing away what an earlier run left", job=job, run=theirs or "unknown", newer=run)
+                logger.warning("removing the remains of an earlier run", job=job, run=theirs or "unknown", newer=run)
                 await self.release(runner)
             self.new_runner(job, run)
 
@@ -128,14 +128,18 @@ class JobRegistry:
         """
         owner = self.runners.get(owner_of(job))
         if owner_of(job) != job and owner and not owner.record.released and owner.record.living():
-            raise AgentError(f"ranks of {owner.record.job} run on {self.host.machine}: it is not replayed beside them")
+            raise AgentError(
+                f"ranks of {owner.record.job} run on {self.host.machine}: a replay must wait until they have ended"
+            )
         await self.end_replays(job)
 
     async def end_replays(self, job: str) -> int:
         """End the replays of a job on this machine; returns the bytes of memory that were freed."""
-        theirs = [one for one in self.runners.values() if one.record.job != job and owner_of(one.record.job) == job]
-        freed = [await self.release(one) for one in theirs if not one.record.released]
-        return sum(freed)
+        records = [runner.record for runner in self.runners.values()]
+        replays = [
+            record.job for record in records if record.job != job == owner_of(record.job) and not record.released
+        ]
+        return sum([await self.release(self.runners[replay]) for replay in replays])
 
     def runner(self, job: str) -> JobRunner:
         """Return a job that was prepared and is not over.

@@ -18,14 +18,14 @@ METRICS = described(
     ("agent_start_time_seconds", "", "when the agent started, seconds since 1970"),
     ("observations_waiting", "", "observations that no worker acknowledged yet"),
     ("code_snapshots", "", "snapshots of jobs' code that the agent keeps"),
-    ("code_bytes", "", "their size"),
+    ("code_bytes", "", "size of these snapshots"),
     ("machine_verdict", "verdict", "1 for the verdict of all inspections together: healthy, faulty or unknown"),
-    ("machine_fact_info", "fact value", "1; what should be the same on all machines of a job"),
+    ("machine_fact_info", "fact value", "1; a fact that should be the same on all machines of a job"),
     ("inspection_verdict", "inspection verdict", "1 for the verdict of an inspection"),
     ("inspection_looks_total", "inspection", "inspections since the agent started"),
-    ("inspection_cpu_seconds_total", "inspection", "CPU time of all of them"),
-    ("inspection_last_look_timestamp_seconds", "inspection", "when the last one was, seconds since 1970"),
-    ("findings", "inspection reason verdict", "active findings; absent where there is none"),
+    ("inspection_cpu_seconds_total", "inspection", "CPU time of these inspections"),
+    ("inspection_last_look_timestamp_seconds", "inspection", "when the last inspection was made, seconds since 1970"),
+    ("findings", "inspection reason verdict", "active findings; absent if there are none"),
     ("job_generation", "job", "newest generation of a job that was launched on the machine"),
     ("job_fenced_generation", "job", "no generation up to this one is started on the machine"),
     ("ranks", "job state", "ranks of the newest generation on the machine: alive, ended"),
@@ -38,7 +38,7 @@ METRICS = described(
     ("rank_checkpoint_age_seconds", "job rank tier", "how old the state in that copy is: memory, disk"),
     ("rank_checkpoint_failing", "job rank tier", "1 while copies fail: backup, disk (remote storage too)"),
 )
-"""What an agent serves beside the measures of its inspections."""
+"""The metrics of an agent beside the measures of its inspections."""
 
 
 def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
@@ -58,8 +58,7 @@ def samples_of(jobs: JobRegistry, monitor: Monitor) -> Samples:
 
 
 def _inspections(samples: Samples, states: list[InspectionState]) -> None:
-    whole = together(state.verdict for state in states)
-    verdicts(samples, "machine_verdict", whole, {})
+    verdicts(samples, "machine_verdict", together(state.verdict for state in states), {})
     for state in states:
         name = {"inspection": state.inspection.name}
         verdicts(samples, "inspection_verdict", state.verdict, name)
@@ -67,7 +66,7 @@ def _inspections(samples: Samples, states: list[InspectionState]) -> None:
         samples.add("inspection_cpu_seconds_total", state.busy_s, **name)
         if state.inspected_ns:
             samples.add("inspection_last_look_timestamp_seconds", state.inspected_ns / 1e9, **name)
-        # By item there could be any number of them: `everstep machines` has these.
+        # Items are no label, because there could be any number of them: `everstep machines` shows them.
         for (reason, verdict), number in Counter(
             (found.reason, found.verdict) for found in state.result.findings
         ).items():

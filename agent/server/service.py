@@ -1,4 +1,7 @@
-"""The agent's gRPC service: the rpcs of ``proto/agent/v1/agent.proto`` that have no file of their own."""
+"""The agent's gRPC service: commands for jobs, queries, and streams of reports.
+
+The rpcs for copies, code and diagnoses are in the other files of this folder.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,9 @@ STOPPED_S = 0.1
 """A rank whose process is stopped is reported within this time."""
 ROOM_PATIENCE_S = 0.1
 CLEAR_S = 10.0
-"""Inspections that take longer to look again are not waited for, seconds."""
+"""The longest time that a Clear waits until the inspections have run again, seconds."""
 STEPS_PATIENCE_S = 5.0
-"""A disk that takes longer to write the newest steps is not waited for, seconds."""
+"""The longest time that Steps waits until the newest step records are on disk, seconds."""
 
 logger = structlog.get_logger()
 
@@ -55,17 +58,17 @@ class AgentService(DiagnoseService, CodeService, TraceService):
         self._monitor = monitor
         self._disk_free = 0
         self._hardware = ""
-        # A driver that hangs delays no command: until it answers, the hardware is not known.
-        threading.Thread(target=self._look_at_hardware, name="hardware", daemon=True).start()
+        # In a thread, because a driver may hang: until it answers, the hardware is not known.
+        threading.Thread(target=self._read_hardware, name="hardware", daemon=True).start()
 
-    def _look_at_hardware(self) -> None:
+    def _read_hardware(self) -> None:
         self._hardware = hardware()
 
     # The start of the agent.
 
     async def recover(self) -> int:
         """Adopt the processes of an earlier agent; returns the number of adopted ranks."""
-        last_told = self.host.log.restored
+        newest_reported = self.host.log.restored
         for record in self.host.records.load():
             self.jobs.runners[record.job] = JobRunner(self.host, record)
             self.host.records.begin(record)
@@ -76,7 +79,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             if job not in self.jobs.runners:
                 self._rebuild(server)
         for job, runner in self.jobs.runners.items():
-            runner.ranks.report_pending(last_told)
+            runner.ranks.report_pending(newest_reported)
             if runner.record.released:
                 continue
             runner.ranks.forget_other_boots(boot_id())
@@ -121,10 +124,10 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     def _living(self, servers: dict[str, ForkServerClient]) -> set[int]:
         """Return the pids of running ranks in the fork servers' tables and the records."""
-        found = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
+        in_tables = {row["pid"] for server in servers.values() for row in server.table["ranks"] if not row["exit"]}
         records = [runner.record for runner in self.jobs.runners.values() if not runner.record.released]
-        known = [rank for record in records for rank in record.living()]
-        return found | {rank.pid for rank in known if is_alive(rank.pid, rank.start_ticks)}
+        in_records = [rank for record in records for rank in record.living()]
+        return in_tables | {rank.pid for rank in in_records if is_alive(rank.pid, rank.start_ticks)}
 
     def _sweep(self) -> None:
         """Free the shared memory of jobs that are no longer on this machine."""
@@ -169,11 +172,11 @@ class AgentService(DiagnoseService, CodeService, TraceService):
 
     async def _room(self) -> pb.Room:
         """Return the free memory and disk space; for a disk that hangs, the last known number."""
-        self.host.disk.run("room", self._look_at_disk)
+        self.host.disk.run("room", self._measure_disk)
         await self.host.disk.flush(ROOM_PATIENCE_S)
         return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
 
-    def _look_at_disk(self) -> None:
+    def _measure_disk(self) -> None:
         self._disk_free = free(self.host.state_dir)
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
@@ -262,7 +265,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             )
 
         reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)
-        reply.now_ns = time.time_ns()  # not when it was carried out first
+        reply.now_ns = time.time_ns()  # also if this is the first reply, repeated
         return reply
 
     def _findings(self) -> list[pb.Finding]:
@@ -361,8 +364,8 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             for stream, suffix in names.items()
             if request.stream in (pb.ReadLogRequest.BOTH, stream)
         }
-        there = await self.host.reads.do(lambda: any(rank_logs.kept_files(path) for path in wanted.values()))
-        if not there and not request.follow:
+        has_log = await self.host.reads.do(lambda: any(rank_logs.kept_files(path) for path in wanted.values()))
+        if not has_log and not request.follow:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"rank {request.rank} of {request.job} has no log on {self.host.machine}"
             )
