@@ -13,10 +13,11 @@ code: statuses of errors, repeated request ids, numbered observations, health ch
 Answers have the names of the methods of ``agent.client.AgentClient``. An answer is one of:
 
 - a message;
-- an error of ``everstep.errors``, which the caller gets as from a real agent; ``AgentUnreachable``: nobody is there;
-- ``NEVER``: the call waits until it is cancelled, the agent stops, or another answer is given;
-- for a stream: a list of these, sent in turn. It ends with the list, unless ``NEVER`` is the last one;
-- a function of the request that returns one of these, or an async iterator for a stream; it may be async.
+- an error of ``everstep.errors``, which the caller gets as from a real agent; with ``AgentUnreachable`` the call fails
+  as if there were no agent;
+- ``NEVER``: the call waits until it is cancelled, the agent stops, or the method gets another answer;
+- for a stream: a list of messages, errors and ``NEVER``, which are used in order; the stream ends with the list;
+- a function, which may be async: it gets the request and returns one of these, or an async iterator for a stream.
 
 A method without an answer is refused as ``UNIMPLEMENTED``.
 """
@@ -57,19 +58,19 @@ from everstep.errors import AgentUnreachable, CodeMissing, ConfigError, Everstep
 from everstep.model.finding import Health
 
 CALLS_KEPT = 10_000
-"""Calls that are recorded; the oldest are forgotten first."""
+"""The number of calls that are recorded; the oldest are forgotten first."""
 PROGRESS_S = 1.0
-"""How often an empty agent says that nothing runs, as a real one does."""
+"""Interval in which an empty agent reports that nothing runs, as a real agent does, seconds."""
 
 
 class Silence(Enum):
-    """What is no answer."""
+    """The type of ``NEVER``, an answer that is never sent."""
 
     NEVER = "never"
 
 
 NEVER = Silence.NEVER
-"""A call with this answer gets none."""
+"""A call with this answer gets no answer."""
 
 Answer = Message | Exception | Silence | Iterable[Message | Exception | Silence] | Callable[[Any], Any]
 METHODS = {
@@ -86,17 +87,17 @@ class AgentCall:
     method: str
     request: Any
     open: bool = True
-    """It is not over: not answered yet, or a stream that somebody listens to."""
+    """The call is not answered yet, or is a stream that its caller still reads."""
 
 
 class LinesUnread(LiveLines):
-    """Lines that no later agent will read: they are not kept at all."""
+    """Lines that are not kept, because no later agent will read them."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull))
 
     def read(self) -> list[bytes]:
-        """There are none."""
+        """Return no lines."""
         return []
 
     def append(self, line: bytes) -> bool:
@@ -108,14 +109,14 @@ class LinesUnread(LiveLines):
 
 
 class FakeAgent:
-    """An agent that answers what it is told to; an async context manager that serves on loopback.
+    """An agent with prepared answers; an async context manager that serves on loopback.
 
     Args:
-        machine: Its name, in the observations that it tells.
-        answers: By the names of the methods of ``AgentClient``; the module's docstring has what they may be.
+        machine: The name of its machine.
+        answers: Name of a method of ``AgentClient`` → its answer, see the docstring of this module.
 
     Raises:
-        ValueError: a name is no method of an agent.
+        ValueError: a name is not a method of an agent.
     """
 
     def __init__(self, machine: str = "m0", /, **answers: Answer) -> None:
@@ -123,11 +124,11 @@ class FakeAgent:
         self.address = ""
         """``host:port``, once it serves; it stays the same when the agent stops and starts again."""
         self.calls: deque[AgentCall] = deque(maxlen=CALLS_KEPT)
-        """What it was asked for, the oldest first."""
+        """The calls that it received, the oldest first."""
         self.log = ObservationLog(LinesUnread(), machine)
-        """What it tells, in the answers of :meth:`observe` and :meth:`acknowledge`."""
+        """The observations that :meth:`observe` sends and :meth:`acknowledge` drops."""
         self.active: Sequence[pb.Finding] = ()
-        """What its inspections find, in the answers of :meth:`observe`."""
+        """The active findings that :meth:`observe` sends."""
         self._memory = RequestMemory(LinesUnread())
         self._server: grpc.aio.Server | None = None
         self._changed = asyncio.Event()
@@ -136,16 +137,16 @@ class FakeAgent:
 
     @classmethod
     def empty(cls, machine: str = "m0", /, **answers: Answer) -> FakeAgent:
-        """An agent on a machine where no job is, and none can be begun.
+        """Return an agent on a machine without jobs, where no job can be started.
 
-        Prepare has no answer: after it the job would be known, and a fake agent keeps nothing of jobs.
+        Prepare has no answer, because the agent would have to know the job after it.
 
         Args:
-            machine: Its name.
-            answers: Instead of its own.
+            machine: The name of its machine.
+            answers: Answers that replace those of this agent.
 
         Raises:
-            ValueError: a name is no method of an agent.
+            ValueError: a name is not a method of an agent.
         """
         began, agent = time.time_ns(), cls(machine)
         of_no_job = partial(_no_job, machine)
@@ -173,17 +174,17 @@ class FakeAgent:
             inspect=lambda _: pb.InspectReply(machine=machine, time_ns=time.time_ns(), verdict=Health.HEALTHY),
             observe=agent.observe,
             acknowledge=agent.acknowledge,
-            diagnose=all_is_well,
+            diagnose=no_findings,
             progress=_nothing_runs,
         )
         agent.answer(**answers)
         return agent
 
     def answer(self, **answers: Answer) -> None:
-        """Answer so from now on; calls that wait for an answer, because it was ``NEVER``, get the new one.
+        """Set answers; calls that wait because their answer was ``NEVER`` get the new answer.
 
         Raises:
-            ValueError: a name is no method of an agent.
+            ValueError: a name is not a method of an agent.
         """
         if unknown := answers.keys() - METHODS.keys():
             raise ValueError(f"{min(unknown)} is no method of an agent; there are {', '.join(METHODS)}")
@@ -191,36 +192,36 @@ class FakeAgent:
         self._wake()
 
     def asked(self, method: str) -> list[Any]:
-        """The requests of a method, the oldest first; a repeated request id counts again."""
+        """Return all requests of a method, the oldest first, including those with a repeated id."""
         return [call.request for call in self._of(method)]
 
     def open(self, method: str) -> int:
-        """How many calls of a method are not over: unanswered ones, or streams that somebody listens to."""
+        """Return the number of calls of a method that are not answered yet, or are streams that are still read."""
         return sum(call.open for call in self._of(method))
 
     def publish(self, *, job: str = "", generation: int = 0, **what: Any) -> pb.Observation:
-        """Number an observation and send it to whoever observes; ``what`` is one of its kinds."""
+        """Number an observation and send it to all observers; ``what`` sets the field of its kind."""
         return self.log.append(job=job, generation=generation, **what)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
-        """An answer to the method of this name: what was told and not acknowledged, then live, as of a real agent."""
+        """Answer the method of this name as a real agent: the observations that are not acknowledged, then new ones."""
         return self.log.follow(
             request.after_sequence, request.job, lambda: self.active if request.active_findings else ()
         )
 
     def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
-        """An answer to the method of this name: forgets what was told, as a real agent does."""
+        """Answer the method of this name as a real agent: drop the acknowledged observations."""
         self.log.acknowledge(request.up_to_sequence, request.job)
         return pb.AcknowledgeReply()
 
     async def start(self, address: str = "") -> None:
-        """Serve.
+        """Start to serve.
 
         Args:
-            address: ``host:port``; port 0 is any that is free. By default where it served before, or on loopback.
+            address: ``host:port``; port 0 is any free port. The default is its earlier address, or a loopback address.
 
         Raises:
-            ConfigError: the port is taken, or the address is not of this machine.
+            ConfigError: the port is in use, or this machine does not have the address.
         """
         address = address or self.address or "127.0.0.1:0"
         server, port = listening(address)
@@ -233,7 +234,7 @@ class FakeAgent:
         self._server, self.address = server, f"{address.rpartition(':')[0]}:{port}"
 
     async def stop(self) -> None:
-        """Be gone, as a killed agent is: open calls fail. It can start again, and remembers all."""
+        """Stop like a killed agent: open calls fail. The agent keeps its state and can start again."""
         server, self._server = self._server, None
         self._wake()
         if server:
@@ -275,17 +276,17 @@ class FakeAgent:
                 raise
 
     async def _take(self, name: str, requests: AsyncIterator[Any], context: Context) -> Message:
-        """Answer a method that takes a stream: its request is the list of all that came."""
+        """Answer a method whose request is a stream; the list of all its messages is recorded as the request."""
         return await self._reply(name, [request async for request in requests], context)
 
     async def _carried_out(self, name: str, request: Any) -> Message:
-        """The answer to a command; a job that is over may come again, with the same request ids."""
+        """Return the answer to a command. After a Release, a later job of the same name may repeat request ids."""
         if name == "release":
             self._memory.forget(request.job)
         return cast(Message, await self._outcome(name, request))
 
     async def _stream(self, name: str, request: Any, context: Context) -> None:
-        """Answer a method that is a stream. Not a generator: what it iterates over ends with the call, not later."""
+        """Answer a method with a stream of replies. It is no generator, so that the answer's iterator ends with it."""
         with self._recorded(name, request):
             try:
                 await _send(await self._outcome(name, request), context)
@@ -302,35 +303,35 @@ class FakeAgent:
             call.open = False
 
     async def _outcome(self, name: str, request: Any) -> Any:
-        """What a method answers, waited for where that is nothing yet."""
+        """Return the answer of a method; waits while the answer is ``NEVER``."""
         while True:
             changed = self._changed
             if name not in self._answers:
                 raise NotImplementedError(f"this fake agent has no answer to {METHODS[name].name}")
-            found = self._answers[name]
-            found = found(request) if callable(found) else found
-            if inspect.isawaitable(found):
-                found = await found
-            if isinstance(found, Exception):
-                raise found
-            if found is not NEVER:
-                return found
+            answer: Any = self._answers[name]
+            answer = answer(request) if callable(answer) else answer
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if isinstance(answer, Exception):
+                raise answer
+            if answer is not NEVER:
+                return answer
             await changed.wait()
             if self._server is None:
                 raise AgentUnreachable("the agent was stopped")
 
 
-async def _send(found: Any, context: Context) -> None:
+async def _send(answer: Any, context: Context) -> None:
     """Send the messages of a stream's answer."""
-    if hasattr(found, "__aiter__"):
+    if hasattr(answer, "__aiter__"):
         try:
-            async for message in found:
+            async for message in answer:
                 await context.write(message)
         finally:
-            if hasattr(found, "aclose"):
-                await found.aclose()
+            if hasattr(answer, "aclose"):
+                await answer.aclose()
         return
-    for message in [found] if isinstance(found, Message) else found:
+    for message in [answer] if isinstance(answer, Message) else answer:
         if isinstance(message, Exception):
             raise message
         if message is NEVER:
@@ -345,7 +346,7 @@ def _status(error: Exception) -> grpc.StatusCode:
 
 
 def _named(request: Any, answer: Answer) -> Answer:
-    """An answer to what names a job rightly."""
+    """Return the answer to a request, or an error if the name of its job is invalid."""
     try:
         check_job(request.job)
     except ConfigError as error:
@@ -357,8 +358,8 @@ def _no_job(machine: str, request: Any) -> UnknownJob:
     return UnknownJob(f"{request.job} is not prepared on {machine}: call Prepare first")
 
 
-def all_is_well(request: pb.DiagnoseRequest) -> Answer:
-    """An answer to Diagnose: every test that is asked for found nothing. Tests between machines have a peer at once."""
+def no_findings(request: pb.DiagnoseRequest) -> Answer:
+    """Answer Diagnose: no requested test has a finding, and tests between machines reach their peer at once."""
     try:
         if request.job:
             check_job(request.job)

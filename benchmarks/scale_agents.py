@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from agent.fake import Answer, FakeAgent, all_is_well
+from agent.fake import Answer, FakeAgent, no_findings
 from agent.v1 import agent_pb2 as pb
 
 HOST = "127.0.0.32"
@@ -162,7 +162,7 @@ class SimulatedAgent(FakeAgent):
 
     def _diagnose(self, request: pb.DiagnoseRequest) -> Answer:
         """Pass all tests, with replies of the size for 8 ranks; the bits of machine 7 differ."""
-        replies = all_is_well(request)
+        replies = no_findings(request)
         for reply in replies if isinstance(replies, list) else []:
             if reply.HasField("said") and reply.said.name == "bitwise":
                 reply.said.kind = "a kind of machine, with the sizes of the model " * 5

@@ -1,1 +1,1 @@
-"""Snapshots of jobs' code on this machine."""
+"""The snapshots of jobs' code on this machine."""

@@ -1,15 +1,15 @@
-"""The snapshots of code that this machine has: a cache in the agent's state folder.
+"""The cache of snapshots of code on this machine, in the agent's state folder.
 
 ::
 
-    code/<digest>/          the files of a snapshot; they are not to be changed
-    code/<digest>.json      its index, written last: without it the folder is no snapshot
-    code/.coming-…          a snapshot that is received or unpacked now
-    code/.going-…           a snapshot that is removed now
+    code/<digest>/          the files of a snapshot, which must not be changed
+    code/<digest>.json      its index; it is written last, and a folder without an index is not used
+    code/.coming-…          a snapshot that is being received or unpacked
+    code/.going-…           a snapshot that is being removed
 
-A snapshot is verified by its digest when it arrives. Later a comparison with its index shows cheaply whether a file was
-changed or is gone: size and times of each, two microseconds a file. Added files do not count: Python compiles modules
-beside their sources, and scripts may write there too.
+A snapshot is verified by its digest when it arrives. Later, a comparison of sizes and times with the index shows
+whether a file was changed or removed; this takes two microseconds per file. Added files are allowed, because Python
+compiles modules beside their sources, and scripts may write there too.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from everstep.system import private_files as private
 from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile, digest_of, unpack
 
 FOLDER = "code"
-"""In the state folder."""
+"""Name of the cache's folder in the state folder."""
 KEPT = 20
-"""Snapshots that are kept; of more the least recently used ones are removed."""
+"""The number of snapshots that are kept; beyond it the least recently used snapshots are removed."""
 KEPT_BYTES = 2_000_000_000
-"""Bytes of all their files that are kept."""
+"""The bytes of all kept snapshots together, beyond which the least recently used are removed."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
-"""Bytes of the largest archive that is accepted: more than the largest snapshot needs."""
+"""The size of the largest archive that is accepted, bytes; the largest snapshot needs less."""
 IN_MEMORY = 1 << 20
-"""Bytes of an archive that is unpacked without being written first."""
+"""The size up to which an archive is kept in memory until it is unpacked, bytes."""
 CHUNK_PATIENCE_S = 30.0
-"""A sender of a snapshot that is silent for this long is dropped, seconds."""
+"""The longest time between two chunks of a snapshot, seconds."""
 LOOK_PATIENCE_S = 5.0
-"""A disk has this long to show whether a snapshot is complete, seconds."""
+"""The longest time that the disk may take to compare a snapshot with its index, seconds."""
 
 COMING, GOING = ".coming-", ".going-"
 
@@ -62,18 +62,18 @@ logger = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FileSeen:
-    """A file as it was when its snapshot had been unpacked."""
+    """A file of a snapshot, with its size and times after the snapshot was unpacked."""
 
     path: str
     kind: str
     size: int
     mtime_ns: int
     ctime_ns: int
-    """Every change moves it, and no program can set it back."""
+    """Every change of the file changes this time, and no program can set it."""
 
     @classmethod
     def of(cls, folder: Path, path: str, kind: str) -> FileSeen:
-        """The file as it is now; raises OSError."""
+        """Read the current size and times of a file; raises OSError."""
         now = (folder / path).lstat()
         if (stat.S_ISLNK(now.st_mode), now.st_uid) != (kind == "l", os.geteuid()):
             raise FileNotFoundError(errno.ENOENT, "another file is there", path)
@@ -85,9 +85,9 @@ class CodeCache:
     """The cache of one agent. No method waits for a disk in the event loop.
 
     Args:
-        folder: It is made when it is needed.
+        folder: Folder of the cache; it is made when it is needed.
         reads: Runs the work that may hang.
-        machine: Its name, for messages.
+        machine: Name of this machine, for messages.
     """
 
     folder: Path
@@ -96,39 +96,39 @@ class CodeCache:
     in_use: Callable[[], Set[str]] = frozenset
     """Returns the digests that jobs on this machine run: they are kept."""
     bytes: int = 0
-    """Bytes of all snapshots, when they were counted last."""
+    """The bytes of all snapshots, as they were last counted."""
     snapshots: int = 0
     _pinned: Counter[str] = field(default_factory=Counter)
-    """Digest → how many need it now. The event loop changes it; threads only look digests up, and never iterate."""
+    """Digest → the number of ``kept`` contexts. Only the event loop changes it; threads only look up single digests."""
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that makes, removes or counts snapshots."""
     _token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """In the names of this agent's unfinished folders."""
+    """A part of the names of this agent's unfinished folders."""
 
     async def recover(self) -> None:
         """Remove the unfinished folders of an agent that was killed."""
         await self.reads.do(self._sweep)
 
     async def has(self, digests: Iterable[str]) -> list[str]:
-        """Which of some snapshots are here, complete as far as their files' sizes and times show."""
+        """Return which of the named snapshots are here and unchanged, by the sizes and times of their files."""
         wanted = [digest for digest in digests if DIGEST.fullmatch(digest)]
-        return await self.reads.do(lambda: [digest for digest in wanted if self._is_whole(digest)])
+        return await self.reads.do(lambda: [digest for digest in wanted if self._is_unchanged(digest)])
 
     async def put(self, chunks: AsyncIterator[pb.CodeChunk]) -> pb.PutCodeReply:
-        """Receive a snapshot; it is here complete, or not at all.
+        """Receive a snapshot; an incomplete snapshot is never used.
 
         Raises:
             ConfigError: the first chunk does not announce a snapshot.
-            DamagedCode: the archive is not the one that was announced.
-            AgentError: the disk has no room, or the sender fell silent.
+            DamagedCode: the archive differs from the announced one.
+            AgentError: the disk has no room, or no further chunk arrived in time.
         """
         began = time.monotonic()
         first = await _next(chunks)
         if first is None or not DIGEST.fullmatch(first.digest):
-            raise ConfigError("a snapshot is announced by its digest, 64 hexadecimal digits, in the first chunk")
+            raise ConfigError("the first chunk must have the snapshot's digest, 64 hexadecimal digits")
         if not 0 < first.bytes <= MOST_BYTES:
-            raise ConfigError(f"an archive of {first.bytes} bytes is none of code: one has at most {MOST_BYTES}")
+            raise ConfigError(f"an archive of {first.bytes} bytes is too large for code: the limit is {MOST_BYTES}")
         digest = first.digest
         with self.kept(digest):
             if await self.has([digest]):
@@ -138,10 +138,10 @@ class CodeCache:
             try:
                 small = await self._received(first, chunks, coming)
                 async with self._turns.setdefault(digest, asyncio.Lock()):
-                    unpacked = await self.reads.do(partial(self._take, small, coming, digest))
+                    unpacked = await self.reads.do(partial(self._unpack_once, small, coming, digest))
                     over = True
                     if unpacked is None:
-                        return pb.PutCodeReply(reused=True)  # somebody else brought it meanwhile
+                        return pb.PutCodeReply(reused=True)  # another caller has sent it meanwhile
             except OSError as error:
                 raise AgentError(
                     f"{self.machine} cannot keep the code: {error.strerror or error} ({self.folder})"
@@ -150,36 +150,41 @@ class CodeCache:
                 if not over:
                     await self.reads.do(partial(shutil.rmtree, coming, ignore_errors=True))
         seconds = time.monotonic() - began
-        logger.info("code came", digest=digest, bytes=unpacked, seconds=round(seconds, 3))
+        logger.info("received code", digest=digest, bytes=unpacked, seconds=round(seconds, 3))
         return pb.PutCodeReply(bytes=unpacked, seconds=seconds)
 
     async def script(self, digest: str, script: str, *, verified: bool = False) -> Path:
-        """The path of a script in a snapshot; ``verified``: all files are read, and a damaged snapshot is removed.
+        """Return the path of a script in a snapshot.
+
+        Args:
+            digest: Digest of the snapshot.
+            script: Relative path of the script in the snapshot.
+            verified: Read all files and compare them with the digest; a damaged snapshot is removed.
 
         Raises:
-            CodeMissing: the snapshot is not here, or is damaged: it has to be brought.
-            ConfigError: it has no such script.
+            CodeMissing: the snapshot is not here, or is damaged: the caller must send it.
+            ConfigError: the snapshot has no such script.
         """
         if not DIGEST.fullmatch(digest):
-            raise ConfigError(f"{digest!r} is no digest of code")
+            raise ConfigError(f"{digest!r} is not a digest of code")
         if Path(script).is_absolute() or ".." in Path(script).parts:
-            raise ConfigError(f"script {script} is no path within a snapshot of code")
+            raise ConfigError(f"script {script} is not a path within a snapshot of code")
         path = self.folder / digest / script
         try:
-            look, patience_s = (self._is_sound, None) if verified else (self._is_whole, LOOK_PATIENCE_S)
-            whole, there = await self.reads.do(lambda: (look(digest), path.is_file()), patience_s)
+            check, patience_s = (self._is_intact, None) if verified else (self._is_unchanged, LOOK_PATIENCE_S)
+            is_good, has_script = await self.reads.do(lambda: (check(digest), path.is_file()), patience_s)
         except TimeoutError:
-            logger.error("the disk does not say whether code is whole", digest=digest)
+            logger.error("the disk does not answer whether code is unchanged", digest=digest)
             return path
-        if not whole:
-            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}, or had it damaged")
-        if not there:
+        if not is_good:
+            raise CodeMissing(f"{self.machine} does not have the code {digest[:12]}, or its copy is damaged")
+        if not has_script:
             raise ConfigError(f"script {script} is not in the code {digest[:12]}")
         return path
 
     @contextlib.contextmanager
     def kept(self, digest: str) -> Iterator[None]:
-        """Keep a snapshot from being removed meanwhile."""
+        """Prevent that a snapshot is removed during the context."""
         self._pinned[digest] += 1
         try:
             yield
@@ -198,59 +203,56 @@ class CodeCache:
                 archive += chunk.data
             self._check_size(len(archive), first.bytes)
             return archive
-        await self._written(first, chunks, coming)
-        return None
-
-    async def _written(self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path) -> None:
         await self.reads.do(lambda: private.make_folder(private.make_folder(self.folder) / coming.name))
-        came = 0
+        received = 0
         chunk: pb.CodeChunk | None = first
-        archive = await self.reads.do(lambda: open(coming / "archive", "xb", opener=private.open_file))  # noqa: SIM115
+        file = await self.reads.do(lambda: open(coming / "archive", "xb", opener=private.open_file))  # noqa: SIM115
         try:
             while chunk is not None:
-                came += len(chunk.data)
-                if came > first.bytes:
+                received += len(chunk.data)
+                if received > first.bytes:
                     break
-                await self.reads.do(partial(archive.write, chunk.data))
+                await self.reads.do(partial(file.write, chunk.data))
                 chunk = await _next(chunks)
         finally:
-            await self.reads.do(archive.close)
-        self._check_size(came, first.bytes)
+            await self.reads.do(file.close)
+        self._check_size(received, first.bytes)
+        return None
 
-    def _check_size(self, came: int, announced: int) -> None:
-        if came != announced:
-            raise DamagedCode(f"{came} bytes of the archive came to {self.machine}, and {announced} were announced")
+    def _check_size(self, received: int, announced: int) -> None:
+        if received != announced:
+            raise DamagedCode(f"{self.machine} received {received} bytes of the archive, not the announced {announced}")
 
     # In threads.
 
-    def _take(self, small: bytearray | None, coming: Path, digest: str) -> int | None:
-        """Unpack an archive beside, and give it its name; returns its bytes, None: it was here already.
+    def _unpack_once(self, small: bytearray | None, coming: Path, digest: str) -> int | None:
+        """Unpack an archive unless its snapshot is here; returns the bytes of the files, None: it was here already.
 
         Args:
-            small: The archive; None: it is a file in the folder.
-            coming: The folder; is made where it is not there, and removed.
-            digest: What it holds.
+            small: The archive; None: it is a file in ``coming``.
+            coming: A temporary folder, which is removed afterwards.
+            digest: Digest of the snapshot.
         """
         try:
-            return None if self._is_whole(digest) else self._unpacked(small, coming, digest)
+            return None if self._is_unchanged(digest) else self._unpack(small, coming, digest)
         finally:
             shutil.rmtree(coming, ignore_errors=True)
 
-    def _unpacked(self, small: bytearray | None, coming: Path, digest: str) -> int:
+    def _unpack(self, small: bytearray | None, coming: Path, digest: str) -> int:
         private.make_folder(private.make_folder(self.folder) / coming.name)
         with io.BytesIO(small) if small is not None else (coming / "archive").open("rb") as archive:
             files = unpack(archive, coming / "tree", digest)
         rows = [FileSeen.of(coming / "tree", file.path, file.kind) for file in files]
         index = [[row.path, row.kind, row.size, row.mtime_ns, row.ctime_ns] for row in rows]
         with self._lock:
-            self._remove(digest)  # what is left of an earlier one
+            self._remove(digest)  # the remains of an earlier, damaged copy
             (coming / "tree").rename(self.folder / digest)
             private.replace(self._index(digest), json.dumps({"digest": digest, "files": index}))
             self._prune()
         return sum(file.bytes for file in files)
 
-    def _is_whole(self, digest: str) -> bool:
-        """Whether no file of a snapshot was changed or removed since it was unpacked; it counts as used."""
+    def _is_unchanged(self, digest: str) -> bool:
+        """Return whether a snapshot is here and no file was changed or removed; an unchanged one counts as used."""
         rows = self._rows(digest)
         if rows is None:
             return False
@@ -258,18 +260,18 @@ class CodeCache:
         try:
             for row in rows:
                 if FileSeen.of(folder, row.path, row.kind) != row:
-                    raise FileNotFoundError(errno.ENOENT, "it was changed", row.path)
+                    raise FileNotFoundError(errno.ENOENT, "the file was changed", row.path)
         except OSError as error:
-            logger.warning("code is damaged, and counts as missing", digest=digest, reason=str(error))
+            logger.warning("code is damaged and is not used", digest=digest, reason=str(error))
             return False
         with contextlib.suppress(OSError):
             os.utime(self._index(digest))
         return True
 
-    def _is_sound(self, digest: str) -> bool:
-        """Whether the contents of a snapshot match its digest."""
+    def _is_intact(self, digest: str) -> bool:
+        """Return whether a snapshot is unchanged and its contents match its digest; a damaged one is removed."""
         rows, folder = self._rows(digest), self.folder / digest
-        if rows is None or not self._is_whole(digest):
+        if rows is None or not self._is_unchanged(digest):
             return False
         files = []
         with contextlib.suppress(OSError):
@@ -279,13 +281,13 @@ class CodeCache:
                 files.append(CodeFile(row.path, row.kind, hashlib.sha256(contents).hexdigest()))
         if digest_of(files) == digest:
             return True
-        logger.warning("code is damaged, and is removed", digest=digest)
+        logger.warning("removing damaged code", digest=digest)
         with self._lock:
             self._remove(digest)
         return False
 
     def _rows(self, digest: str) -> list[FileSeen] | None:
-        """The index of a snapshot; None: there is none."""
+        """Return the index of a snapshot; None: there is none."""
         try:
             index = json.loads(self._index(digest).read_bytes())
             return [FileSeen(*row) for row in index["files"]] if index["digest"] == digest else None
@@ -293,20 +295,20 @@ class CodeCache:
             return None
 
     def _prune(self) -> None:
-        """Remove the least recently used snapshots beyond those that are kept."""
-        found = []
+        """Remove the least recently used snapshots until the others are within the limits."""
+        snapshots = []
         for index in self.folder.glob("*.json"):
             with contextlib.suppress(OSError):
                 digest = index.stem
                 size = sum(row.size for row in self._rows(digest) or [])
-                found.append((index.stat().st_mtime_ns, digest, size))
-        spared = self.in_use()
-        self.snapshots, self.bytes = len(found), sum(size for *_, size in found)
-        for _, digest, size in sorted(found):
+                snapshots.append((index.stat().st_mtime_ns, digest, size))
+        in_use = self.in_use()
+        self.snapshots, self.bytes = len(snapshots), sum(size for *_, size in snapshots)
+        for _, digest, size in sorted(snapshots):
             if self.snapshots <= KEPT and self.bytes <= KEPT_BYTES:
                 break
-            if digest not in spared and digest not in self._pinned:
-                logger.info("removing code that was not used for long", digest=digest, bytes=size)
+            if digest not in in_use and digest not in self._pinned:
+                logger.info("removing the least recently used code", digest=digest, bytes=size)
                 self._remove(digest)
                 self.snapshots, self.bytes = self.snapshots - 1, self.bytes - size
 
@@ -321,7 +323,7 @@ class CodeCache:
             self._prune()
 
     def _remove(self, digest: str) -> None:
-        """Remove a snapshot, first its index: from then on it is not here."""
+        """Remove a snapshot; its index is removed first, so that no incomplete snapshot is ever used."""
         self._index(digest).unlink(missing_ok=True)
         going = self.folder / f"{GOING}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
@@ -333,13 +335,13 @@ class CodeCache:
 
 
 async def _next(chunks: AsyncIterator[pb.CodeChunk]) -> pb.CodeChunk | None:
-    """The next chunk; None: there are no more.
+    """Return the next chunk; None: there is no further chunk.
 
     Raises:
-        AgentError: none comes for long.
+        AgentError: no chunk arrived in time.
     """
     try:
         async with asyncio.timeout(CHUNK_PATIENCE_S):
             return await anext(chunks, None)
     except TimeoutError:
-        raise AgentError(f"no more of the archive came for {CHUNK_PATIENCE_S:g} s") from None
+        raise AgentError(f"no further chunk of the archive arrived within {CHUNK_PATIENCE_S:g} s") from None

@@ -1,6 +1,6 @@
-"""Reads the flight record of a rank from the server that torch runs in it: its threads answer without Python's lock.
+"""Reads the flight record of a rank from torch's control server, whose threads answer without Python's lock.
 
-``everstep.training`` is not involved: the server is started before the script (``agent/launcher/rank_process.py``).
+The server runs in every rank, because it is started before the script (``agent/launcher/rank_process.py``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from everstep.errors import CannotInspect
 
 HANDLERS = ("fr_trace_json", "fr_trace_json?backend=nccl2", "dump_nccl_trace_json")
-"""In this order, until one has entries: gloo's and the newer recorders, then the one of NCCL alone."""
+"""Requests for a record; they are sent in this order until a record has entries. The last is for NCCL alone."""
 KEPT = 256
-"""Newest entries of a record that are kept, beside the newest of each group and those that are not done."""
+"""The number of newest entries that are kept, beside the newest of each group and all that are not completed."""
 FIELDS = (
     "record_id",
     "process_group",
@@ -32,7 +32,7 @@ FIELDS = (
     "time_created_ns",
 )
 MOST_BYTES = 64 << 20
-"""A larger answer is none."""
+"""The largest answer that is accepted, bytes."""
 
 
 def flight_record(path: Path, limit_s: float) -> bytes:
@@ -46,12 +46,12 @@ def flight_record(path: Path, limit_s: float) -> bytes:
         CannotInspect: the server does not answer, or has no record.
     """
     for handler in HANDLERS:
-        found: Any = None
+        record: Any = None
         with suppress(ValueError, RecursionError):
-            found = json.loads(_ask(path, handler, limit_s))
-        if _has_entries(found):
-            return json.dumps(cut(found), separators=(",", ":")).encode()
-    raise CannotInspect("it has no record of collectives")
+            record = json.loads(_ask(path, handler, limit_s))
+        if _has_entries(record):
+            return json.dumps(cut(record), separators=(",", ":")).encode()
+    raise CannotInspect("the rank has no record of collectives")
 
 
 def _has_entries(found: Any) -> bool:
@@ -85,12 +85,12 @@ def _ask(path: Path, handler: str, limit_s: float) -> bytes:
             while piece := connection.recv(1 << 16):
                 answer += piece
                 if len(answer) > MOST_BYTES:
-                    raise CannotInspect(f"its record has more than {MOST_BYTES >> 20} MB")
+                    raise CannotInspect(f"the record has more than {MOST_BYTES >> 20} MB")
     except FileNotFoundError as error:
-        raise CannotInspect("it has no server that could be asked") from error
+        raise CannotInspect("the rank has no control server") from error
     except OSError as error:
-        raise CannotInspect(f"it does not answer: {error.strerror or error}") from error
+        raise CannotInspect(f"the control server does not answer: {error.strerror or error}") from error
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise ValueError("it knows no such question")
+        raise ValueError("the server does not have this handler")
     return body

@@ -16,17 +16,17 @@ def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
 
     Data that an agent left out, or that cannot be unpacked, is no file.
     """
-    said = [
+    listing = [
         {"pid": process.pid, "rank": process.rank, "role": process.role, "state": process.state, "name": process.name}
         for process in reply.processes
     ]
-    yield f"{reply.machine}/{PROCESSES}", json.dumps(said).encode()
+    yield f"{reply.machine}/{PROCESSES}", json.dumps(listing).encode()
     for process in reply.processes:
-        if found := unpacked(process.stacks):
-            yield f"{reply.machine}/rank-{process.rank}/{process.pid}.json", found
+        if stacks := unpacked(process.stacks):
+            yield f"{reply.machine}/rank-{process.rank}/{process.pid}.json", stacks
     for record in reply.records:
-        if found := unpacked(record.record):
-            yield f"{reply.machine}/rank-{record.rank}/flight-record.json", found
+        if contents := unpacked(record.record):
+            yield f"{reply.machine}/rank-{record.rank}/flight-record.json", contents
 
 
 def unpacked(data: bytes) -> bytes:

@@ -11,13 +11,13 @@ from everstep.system import procfs
 from everstep.system.procfs import ProcessInfo, living
 
 TRACING = "t"
-"""State of a process that is traced just now: it continues when that is over."""
+"""State of a process that is being traced: it continues after the trace."""
 STOPPED = "T"
 """State of a process that is stopped until it is continued."""
 NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LAUNCHER}
-"""Names that torch gives its processes."""
+"""Name that torch gives a process → the role of the process."""
 OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")
-"""Threads of libraries, by the beginnings of their names: gloo's wakes 80 times a second whatever its rank does."""
+"""The first parts of the names of libraries' threads. Gloo's thread, for example, wakes 80 times per second."""
 
 
 class FamilyMember(NamedTuple):
@@ -26,7 +26,7 @@ class FamilyMember(NamedTuple):
     rank: int
     process: ProcessInfo
     role: ProcessRole | None
-    """None: its name does not say."""
+    """None: the name of the process does not show its role."""
 
 
 class Used(NamedTuple):
@@ -34,11 +34,11 @@ class Used(NamedTuple):
 
     cpu_s: float = 0.0
     waited_s: float = 0.0
-    """Time in which its first thread could have run and had no CPU."""
+    """The time in which its first thread waited for a CPU."""
     io_bytes: int = -1
-    """Read and written; -1: may not be asked."""
+    """Bytes that it read and wrote; -1: this user may not read the number."""
     switches: int = 0
-    """How often its threads waited for something and went on; not those of libraries, which look around for ever."""
+    """How often its threads waited and continued, without the threads of libraries, which wake up all the time."""
 
 
 def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
@@ -47,22 +47,22 @@ def families(ranks: Mapping[int, int]) -> list[FamilyMember]:
     Args:
         ranks: Rank → its process.
     """
-    everybody = {process.pid: process for process in living()}
+    processes = {process.pid: process for process in living()}
     children: dict[int, list[int]] = defaultdict(list)
     of_session: dict[int, list[int]] = defaultdict(list)
-    for process in everybody.values():
+    for process in processes.values():
         children[process.parent].append(process.pid)
         of_session[process.session].append(process.pid)
-    found = []
+    family_members = []
     for rank, pid in sorted(ranks.items()):
-        if pid not in everybody:
+        if pid not in processes:
             continue
-        found.append(FamilyMember(rank, everybody[pid], ProcessRole.TRAINER))
+        family_members.append(FamilyMember(rank, processes[pid], ProcessRole.TRAINER))
         members = _below(pid, children) | {member for member in of_session[pid] if member != pid}
-        found += [
-            FamilyMember(rank, everybody[member], NAMES.get(everybody[member].name)) for member in sorted(members)
+        family_members += [
+            FamilyMember(rank, processes[member], NAMES.get(processes[member].name)) for member in sorted(members)
         ]
-    return found
+    return family_members
 
 
 def _below(pid: int, children: Mapping[int, Iterable[int]]) -> set[int]:

@@ -1,7 +1,7 @@
-"""One stack dump by py-spy: with a deadline, and without ever leaving a process stopped.
+"""A stack dump of one process by py-spy, within a deadline; the process is never left stopped.
 
 For a consistent stack, py-spy stops the process for some milliseconds. If py-spy is killed during that time, the
-process would stay stopped for ever: so it is continued afterwards, unless it was stopped before.
+process would stay stopped for ever. So the agent continues it afterwards, unless it was stopped before.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agent.tracer.processes import STOPPED, TRACING
 from everstep.system.procfs import state_of
 
 LEAST_S = 0.2
-"""Time that a dump has at least, seconds."""
+"""The shortest time limit of a dump, seconds."""
 SETTLES_S = 0.5
-"""A process whose tracer was killed shows within this time whether it goes on."""
+"""After its tracer was killed, the state of a process shows within this time whether it continues, seconds."""
 MOST_BYTES = 4 << 20
 """Largest dump of one process; a larger one is left out."""
 PROBLEM_CHARACTERS = 200
@@ -37,13 +37,13 @@ class StackDump(NamedTuple):
     """The result of py-spy for one process."""
 
     json: bytes
-    """Its output; empty: none."""
+    """The output of py-spy; empty: there is none."""
     problem: str = ""
-    """Why there is none."""
+    """Why there is no output."""
 
 
 def py_spy() -> str | None:
-    """Return the program: of this installation, else the first on the path; None: there is none."""
+    """Return the path of py-spy in this installation, or else on the ``PATH``; None: it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
@@ -94,12 +94,12 @@ def _ask(command: Sequence[str], pid: int, ticks: int, before: str, limit_s: flo
             let_go(pid, ticks, before)
             return StackDump(b"", f"py-spy did not end within {limit_s:.1f} s")
         let_go(pid, ticks, before, at_once=True)
-        # The exit code may be collected by another thread (``agent.monitor.programs``): what it wrote counts.
+        # Another thread may have collected the exit code (``agent.monitor.programs``), so only the output is used.
         if not output.lstrip().startswith(b"["):
             words = errors.decode(errors="replace").strip().splitlines()
-            return StackDump(b"", (words[-1] if words else "py-spy said nothing")[:PROBLEM_CHARACTERS])
+            return StackDump(b"", (words[-1] if words else "py-spy wrote nothing")[:PROBLEM_CHARACTERS])
         if len(output) > MOST_BYTES:
-            return StackDump(b"", f"its stacks have {len(output)} bytes, more than are taken")
+            return StackDump(b"", f"its stacks have {len(output)} bytes, more than the limit")
         return StackDump(output)
 
 
@@ -110,7 +110,7 @@ def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
         pid: Pid of the process.
         ticks: Start time of the process in clock ticks.
         before: Its state before the dump: a process that was stopped before stays stopped.
-        at_once: The dump ended by itself: the process's state shows at once whether it was left stopped.
+        at_once: The dump ended by itself, so the state of the process shows at once whether it was left stopped.
     """
     if before == STOPPED:
         return
@@ -122,7 +122,7 @@ def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
             return
-        # The kernel lets go of it in its own time, and a stop that was asked for may come after that.
+        # The kernel ends the trace some time later, and a stop that py-spy requested may take effect after that.
         if not state or (state != TRACING and time.monotonic() >= until):
             return
         if time.monotonic() >= until + SETTLES_S:

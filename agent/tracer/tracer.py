@@ -1,4 +1,4 @@
-"""A sample of all processes of a job's ranks on this machine at once, within a time limit."""
+"""Samples all processes of a job's ranks on this machine at the same time, within a time limit."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from everstep.errors import CannotInspect
 from everstep.system.procfs import state_of
 
 LIMIT_S = 5.0
-"""One sample takes no longer, where the request has no limit, seconds."""
+"""The time limit of a sample if the request has none, seconds."""
 LONGEST_S = 60.0
+"""The longest time limit that a request may have, seconds."""
 RECORD_S = 0.5
-"""A rank's server answers within this time, or not at all: that of a stopped process takes questions."""
+"""The time limit for a rank's flight record, seconds: a stopped process accepts requests and never answers."""
 AT_ONCE = 16
-"""Processes that are read at the same time."""
+"""The number of processes that are read at the same time."""
 MOST_PROCESSES = 512
-"""Most processes of one machine that are read; further ones are left out."""
+"""The largest number of processes of a machine that are read; further processes are left out."""
 MOST_BYTES = 16 << 20
-"""Largest reply; further stacks are left out."""
-NO_PY_SPY = "py-spy is not here: install it beside everstep"
+"""The largest size of all stacks in a reply, bytes; further stacks are left out."""
+NO_PY_SPY = "py-spy is not installed: install it beside everstep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class RankTraced:
     rank: int
     pid: int
     ticks: int
-    """When its process started."""
+    """Start time of its process, in clock ticks."""
     server: Path
-    """Socket of torch's server in it."""
+    """Socket of torch's control server in the rank."""
 
 
 class Tracer:
@@ -80,7 +81,7 @@ class Tracer:
             rank_process.rank: rank_process for rank_process in ranks if state_of(rank_process.pid, rank_process.ticks)
         }
         members = families({rank: rank_process.pid for rank, rank_process in living.items()})
-        # Ranks first: what there is no room or time for is the least of all.
+        # Ranks come first: if room or time is short, helpers are left out.
         members.sort(key=lambda member: member.process.pid != living[member.rank].pid)
         if ranks_only:
             members = [member for member in members if member.process.pid == living[member.rank].pid]
@@ -125,7 +126,7 @@ def _settled(member: FamilyMember) -> str:
 
 def _record(rank: RankTraced) -> pb.FlightRecord:
     if state_of(rank.pid, rank.ticks) == STOPPED:
-        return pb.FlightRecord(rank=rank.rank, problem="it does not answer: its process is stopped")
+        return pb.FlightRecord(rank=rank.rank, problem="the process of the rank is stopped")
     try:
         return pb.FlightRecord(rank=rank.rank, record=gzip.compress(flight_record(rank.server, RECORD_S), 1, mtime=0))
     except CannotInspect as error:

@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.agents.diagnose_machines import DiagnoseMachines, Diagnosing
 from agent.client import AgentClients
-from agent.fake import FakeAgent, all_is_well
+from agent.fake import FakeAgent, no_findings
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, AgentUnreachable
 from everstep.model.diagnosis import Diagnosis
@@ -33,7 +33,7 @@ def bits(digest: str) -> Callable[[pb.DiagnoseRequest], Any]:
     return lambda request: (
         reply("bitwise", kind="cpu", digests={"rank 0": digest})
         if request.tests[0].name == "bitwise"
-        else all_is_well(request)
+        else no_findings(request)
     )
 
 
@@ -42,7 +42,7 @@ def failing(test: str) -> Callable[[pb.DiagnoseRequest], Any]:
 
     def answer(request: pb.DiagnoseRequest) -> Any:
         if request.tests[0].name != test:
-            return all_is_well(request)
+            return no_findings(request)
         finding = pb.Finding(inspection=test, reason=f"{test}-failed", verdict="unknown", text="timed out")
         said = pb.DiagnoseReply(result=pb.TestResult(name=test, findings=[finding]))
         waits = pb.DiagnoseReply(waits=pb.TestWaits(name=test, host="127.0.0.1", port=1))

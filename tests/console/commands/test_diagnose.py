@@ -10,7 +10,7 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
 from agent.client import AgentClients
-from agent.fake import FakeAgent, all_is_well
+from agent.fake import FakeAgent, no_findings
 from agent.v1 import agent_pb2 as pb
 from console.commands.diagnose import _diagnose, settings_of
 from console.commands.shared import EXIT_UNKNOWN
@@ -26,7 +26,7 @@ def odd_bits(request: pb.DiagnoseRequest) -> Any:
 
 
 def bits(request: pb.DiagnoseRequest, digest: str = "a") -> Any:
-    replies: Any = all_is_well(request)
+    replies: Any = no_findings(request)
     for reply in replies:
         if reply.HasField("result") and reply.result.name == "bitwise":
             reply.result.kind = "cpu"
