@@ -27,22 +27,22 @@ def in_memory(
         own_bytes: Compare the checksums of own slots if all own slots together have at most this many bytes.
     """
     own, backups = own_files(place.shm), backup_files(place.shm)
-    found = _look(own, pb.HeldCheckpoint.OWN, place, verify=verify_own)
-    if not verify_own and sum(copy.bytes for copy in found) <= own_bytes:
-        found = _look(own, pb.HeldCheckpoint.OWN, place, verify=True)
-    return [*found, *_look(backups, pb.HeldCheckpoint.BACKUP, place, verify=verify_backups)]
+    copies = _list(own, pb.HeldCheckpoint.OWN, place, verify=verify_own)
+    if not verify_own and sum(copy.bytes for copy in copies) <= own_bytes:
+        copies = _list(own, pb.HeldCheckpoint.OWN, place, verify=True)
+    return [*copies, *_list(backups, pb.HeldCheckpoint.BACKUP, place, verify=verify_backups)]
 
 
-def _look(
+def _list(
     files: Mapping[int, Path], tier: pb.HeldCheckpoint.Tier.ValueType, place: Place, *, verify: bool
 ) -> list[pb.HeldCheckpoint]:
     if not files:
         return []
     with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), thread_name_prefix="verify") as pool:
-        found = list(pool.map(lambda path: held(path, verify=verify), files.values()))
+        listings = list(pool.map(lambda path: held(path, verify=verify), files.values()))
     return [
         checkpoint
-        for rank, slots in zip(files, found, strict=True)
+        for rank, slots in zip(files, listings, strict=True)
         for checkpoint in _checkpoints(place.run, rank, tier, slots, verify)
     ]
 

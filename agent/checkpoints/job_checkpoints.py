@@ -1,8 +1,8 @@
 """The copies of one job's training state on this machine, between a launch and its stop.
 
-Copying is open between Launch and Stop: the watch of saves notifies the sender and the lower tiers
-of each save, and backups are accepted from other machines. Calls may wait for threads and disks,
-so the runner makes them in a thread, one call at a time.
+Between Launch and Stop, the watch of saves notifies the sender and the lower tiers of each save, and backups are
+accepted from other machines. Calls may wait for threads and disks, so the runner makes them in a thread, one call at a
+time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobCheckpoints:
     def __init__(self, place: Place, exchange: Exchange, fenced: int) -> None:
         self.place = place
         self.opened: LaunchOptions | None = None
-        """Options of the generation that is open; None: closed."""
+        """The checkpoint options of the generation that runs; None: nothing is copied."""
         self.received = PeerBackups(place.shm, fenced)
         self.job_port = JobPort(place.shm, self.received)
         self.tiers = JobTiers(place, self._fetch_range)
@@ -54,9 +54,9 @@ class JobCheckpoints:
         self._save_watch: SaveWatch | None = None
         self._sender: Sender | None = None
         self._stale = False
-        """Whether there may be backups that are no longer needed."""
+        """Whether backups may exist that are no longer needed."""
         self.disk_asked: int | None = None
-        """The newest step that a Persist asked for since the launch, 0: none; None: it may have been another agent."""
+        """The newest step that a Persist requested since the launch, 0: none; None: the agent was restarted since."""
         self._log = logger.bind(job=place.job)
 
     # From Launch to Stop.

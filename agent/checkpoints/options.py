@@ -1,8 +1,7 @@
 """The checkpoint options of a launch, and the locations of a job's copies on this machine.
 
-One ``JobCheckpoints`` per job (``agent/checkpoints/job_checkpoints.py``) owns the parts that copy training state.
-Between Launch and Stop it is *open*: the sender and the lower tiers are notified of saves. After Stop
-nothing is sent, received or written, so that the answer of Stop stays true.
+Copying (``agent/checkpoints/job_checkpoints.py``) is *open* between Launch and Stop. After Stop nothing is sent,
+received or written, so that the answer of Stop stays true.
 """
 
 from __future__ import annotations
@@ -100,4 +99,4 @@ class Place:
 
 FetchRange = Callable[[str, str, int, int, memoryview], SlotHeader]
 """``fetch(address, job, rank, step, view)``: fill ``view`` with the first bytes of the payload of an own slot at
-another agent; returns its header. Raises CorruptCheckpoint when it is not there, AgentUnreachable, OSError."""
+another agent; returns the slot's header. Raises CorruptCheckpoint if the slot is missing, AgentUnreachable, OSError."""

@@ -74,12 +74,12 @@ class SaveWatch:
 
     def _run(self) -> None:
         while not self._ended:
-            self._look()
+            self._read_headers()
             if self._wake_up.wait(self._fifo, POLL_S):
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._fifo, 4096)
 
-    def _look(self) -> None:
+    def _read_headers(self) -> None:
         for rank, path in own_files(self.shm).items():
             try:
                 reader = self._readers.get(rank)
@@ -88,20 +88,20 @@ class SaveWatch:
                 headers = reader.headers()
             except (OSError, CorruptCheckpoint):  # the file is being made or replaced; Stop reports damaged files
                 continue
-            known = self._seen.get(rank, set())
+            before = self._seen.get(rank, set())
             self._seen[rank] = set(headers)
-            if self._on_held and not known.issuperset(headers):
+            if self._on_held and not before.issuperset(headers):
                 self._on_held(rank, [header.completed_steps for header in headers])
             for header in headers:
-                if header not in known:
-                    self._tell(rank, header)
+                if header not in before:
+                    self._notify(rank, header)
 
-    def _tell(self, rank: int, header: SlotHeader) -> None:
+    def _notify(self, rank: int, header: SlotHeader) -> None:
         for subscriber in self._subscribers:
             try:
                 subscriber(rank, header)
             except Exception as error:
-                logger.error("a save was not taken notice of", rank=rank, step=header.completed_steps, exc_info=error)
+                logger.error("a subscriber to saves failed", rank=rank, step=header.completed_steps, exc_info=error)
 
 
 def make_fifo(shm: Path) -> Path:

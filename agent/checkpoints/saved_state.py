@@ -1,6 +1,6 @@
-"""The newest copies of each rank's state, and the reason if a copy is missing.
+"""The newest copies of each rank's training state, and the reason if a copy is missing.
 
-The sender and the disk writer update the states from their threads; progress and status read them.
+The sender and the disk writer update them from their threads; the rpcs Progress and Describe read them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SavedStates:
         self._lock = threading.Lock()
         self._states: dict[int, pb.SavedState] = {}
         self._disk_since: dict[int, float] = {}
-        """Rank → when the state in ``disk_step`` was saved, on the clock that is never set."""
+        """Rank → when the state in ``disk_step`` was saved, seconds of the monotonic clock."""
         self._own_since: dict[int, float] = {}
         """Rank → when the state in ``own_step`` was saved, on the same clock."""
 

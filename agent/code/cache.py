@@ -197,6 +197,7 @@ class CodeCache:
         self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
     ) -> bytearray | None:
         """Receive an archive: a small one is returned, a larger one is written to a file."""
+        chunk: pb.CodeChunk | None = first
         if first.bytes <= IN_MEMORY:
             archive = bytearray(first.data)
             while len(archive) <= first.bytes and (chunk := await _next(chunks)) is not None:
@@ -205,7 +206,6 @@ class CodeCache:
             return archive
         await self.reads.do(lambda: private.make_folder(private.make_folder(self.folder) / coming.name))
         received = 0
-        chunk: pb.CodeChunk | None = first
         file = await self.reads.do(lambda: open(coming / "archive", "xb", opener=private.open_file))  # noqa: SIM115
         try:
             while chunk is not None:

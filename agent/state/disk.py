@@ -22,7 +22,7 @@ from everstep.errors import EverstepError
 from everstep.system import private_files as private
 
 RETRY_S = 1.0
-"""Between two attempts of a write that failed."""
+"""Time between two attempts of a write that failed, seconds."""
 SILENT_S = 2.0
 """A disk that is busy with one write for longer is reported to hang, seconds."""
 LOOK_S = 0.005
@@ -32,9 +32,10 @@ logger = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Contents:
-    """The bytes that wait for one file: new contents or none, then lines."""
+    """The bytes that wait to be written to one file."""
 
     whole: bytes | None = None
+    """New contents of the file; None: only lines are appended."""
     lasting: bool = False
     lines: list[bytes] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class StateDisk:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._fresh: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
-        """Work that was not tried yet, in order."""
+        """Work that was not tried yet, by key, in order."""
         self._failed: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
         self._files: dict[Path, _Contents] = {}
         self._again_at = 0.0
@@ -116,8 +117,8 @@ class StateDisk:
         self._changed.notify_all()
 
     def _serve(self) -> None:
-        while found := self._next():
-            key, work = found
+        while next_work := self._next():
+            key, work = next_work
             problem = ""
             try:
                 work()
@@ -180,9 +181,9 @@ def append(path: Path, data: bytes) -> None:
     with open(path, "ab", buffering=0, opener=private.open_file) as file:
         before = os.fstat(file.fileno()).st_size
         try:
-            if (done := file.write(data)) < len(data):  # the disk is full in the middle: ask it why
+            if (done := file.write(data)) < len(data):  # the next write raises the disk's error
                 file.write(data[done:])
-                raise OSError(f"{path} takes {done} of {len(data)} bytes")
+                raise OSError(f"only {done} of {len(data)} bytes were written to {path}")
         except OSError:
             os.truncate(path, before)
             raise

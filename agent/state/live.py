@@ -22,10 +22,11 @@ from everstep.errors import ConfigError
 from everstep.system import private_files as private
 
 FOLDER = "_agent"
-"""In the agent's folder in shared memory; no job can have that name."""
+"""Name of the folder in the agent's folder in shared memory; no job can have this name."""
 WAITING_BYTES = 4 << 20
-"""Where more bytes of lines wait for the disk, the whole file is written anew."""
+"""If more bytes of lines wait for the disk, the complete file is written again."""
 FENCE_BYTES = 4096
+"""The room that is reserved for a fence: one page."""
 
 logger = structlog.get_logger()
 
@@ -45,7 +46,7 @@ class LiveLines:
         self._disk = disk
         self._file: FileIO | None = None
         self.complete = path.exists() or copy is None
-        """Whether ``read`` surely returns all lines."""
+        """Whether ``read`` certainly returns all lines."""
 
     def read(self) -> list[bytes]:
         """Return the lines that an earlier agent wrote; a last line without a line feed is incomplete, and dropped."""
@@ -53,7 +54,7 @@ class LiveLines:
             if path is not None and path.exists():
                 *lines, torn = path.read_bytes().split(b"\n")
                 if torn:
-                    logger.warning("dropped a torn last line", path=str(path), bytes=len(torn))
+                    logger.warning("dropped an incomplete last line", path=str(path), bytes=len(torn))
                 return lines
         return []
 
@@ -92,7 +93,7 @@ class LiveLines:
 
     def _lose(self, reason: str) -> None:
         """Remove the file if not all lines have room: then the copy on disk counts."""
-        logger.error("nothing is kept in shared memory", path=str(self.path), reason=reason)
+        logger.error("a file cannot be kept in shared memory", path=str(self.path), reason=reason)
         self.close()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)

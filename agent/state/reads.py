@@ -1,4 +1,4 @@
-"""Reads files on disks that may hang, in threads that nothing has to wait for."""
+"""Reads files on disks that may hang: each read has its own thread, and no other work waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from everstep.errors import AgentError
 
 MOST = 64
-"""Reads that may be under way at the same time; further ones are refused."""
+"""The number of reads that may run at the same time; further reads are refused."""
 
 T = TypeVar("T")
 
@@ -55,7 +55,9 @@ class Reads:
 
         with self._lock:
             if self._under_way >= MOST:
-                raise AgentError(f"{self._under_way} reads of this machine's disks do not end: nothing more is asked")
+                raise AgentError(
+                    f"{self._under_way} reads of this machine's disks do not end: no further one is started"
+                )
             self._under_way += 1
         threading.Thread(target=run, name="read", daemon=True).start()
         async with asyncio.timeout(timeout_s):

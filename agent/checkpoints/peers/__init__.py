@@ -1,5 +1,5 @@
-"""Agents exchange copies of training state over a TCP data port beside gRPC.
+"""The exchange of training state between agents, over a TCP data port beside gRPC.
 
-gRPC's ``OpenExchange``, with its TLS and token, returns the address of the port and the
-key of the job. The key never goes over the data port; see :mod:`agent.checkpoints.peers.wire`.
+The rpc ``OpenExchange`` returns the port and the key of the job; gRPC protects it with TLS and a token. The key is
+never sent over the data port; see :mod:`agent.checkpoints.peers.wire`.
 """

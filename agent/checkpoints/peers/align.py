@@ -1,6 +1,6 @@
-"""How a rank's agent applies an ``Align``; ``everstep/decisions/keep/align_backups.py`` has the reasons.
+"""How an agent applies an ``AlignBackups`` to a rank; ``everstep/decisions/keep/align_backups.py`` has the reasons.
 
-All of this state is in the rank's ``SavedState``, so the agent acts on exactly the state that it reports.
+The functions read and change the rank's ``SavedState``, so the agent acts on exactly the state that it reports.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from everstep.decisions.keep.align_backups import NO_NAMED_STEP
 from everstep.slots.format import EMPTY, Pin
 
 
-def told(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
-    """Apply an Align, which may arrive early, late or twice.
+def apply(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
+    """Apply an AlignBackups, which may arrive early, late or twice.
 
     A named step that is backed up is kept until it is settled. A named step that is not backed up yet may be
     replaced by a later step, or be dropped while no step is complete. A step that this rank has saved
@@ -61,7 +61,7 @@ def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]
 
 
 def remember(state: pb.SavedState, pinned: Mapping[Pin, int]) -> None:
-    """Restore the state that an agent had before its restart from its pins."""
+    """Restore the state that the agent had before its restart, from the pins of the rank's slots."""
     state.backup_step = pinned[Pin.KEEP]
     if pinned[Pin.NAMED] > 0:
         state.backup_named, state.backup_whole = pinned[Pin.NAMED], max(pinned[Pin.KEEP], 0)

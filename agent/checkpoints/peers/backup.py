@@ -27,9 +27,9 @@ class Backup:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.turn = threading.Lock()
-        """Locked by the connection that fills the file, and to clear it."""
+        """Locked by the connection that fills the file, and while the file is cleared."""
         self.generation = max((header.generation for header in self.headers()), default=0)
-        """The newest that offered something; after a restart of the agent: of which something is held."""
+        """The newest generation that offered a slot; after a restart of the agent, the newest one in the file."""
         self.file: SlotFile | None = None
         self.user: Wire | None = None
         self.header: SlotHeader | None = None
@@ -42,30 +42,31 @@ class Backup:
     def opened(self, slots: int) -> SlotFile:
         """Return the file; a new file is made with ``slots`` slots.
 
-        A file that another program truncated or removed is opened again: a store beyond its end would kill the agent.
+        A file that another program truncated or removed is opened again, because a write beyond its end would kill the
+        agent.
         """
-        if self.file and self.file.region[1] and self._found() != self._mapped:
+        if self.file and self.file.region[1] and self._identity() != self._mapped:
             logger.warning("a backup was changed from outside", path=str(self.path))
             self.close()
         if self.file is None:
             self.file = SlotFile(self.path, slots=slots)
-            self._mapped = self._found()
+            self._mapped = self._identity()
         return self.file
 
     def receive(self, header: SlotHeader, slots: int) -> None:
         """Begin to receive a slot into ``view``."""
         self.view = self.opened(slots).receive(header)
-        self._mapped = self._found()  # the file may have grown
+        self._mapped = self._identity()  # the file may have grown
         self.header, self.done = header, 0
         self.digest = xxhash.xxh3_64(seed=header.completed_steps)
 
-    def _found(self) -> tuple[int, int]:
-        """Return identity and size of the file."""
+    def _identity(self) -> tuple[int, int]:
+        """Return inode number and size of the file; 0, 0: there is none."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return 0, 0
-        return found.st_ino, found.st_size
+        return status.st_ino, status.st_size
 
     def headers(self) -> list[SlotHeader]:
         """Return the headers of the held slots, oldest first."""
@@ -85,7 +86,7 @@ class Backup:
             self.file.abort()
 
     def keep(self, step: int) -> None:
-        """Keep this step if it is held: the next slot then replaces a later step."""
+        """Keep this step, if it is held: drop all later steps, so that the next slot replaces one of these."""
         held = [header.completed_steps for header in self.headers()]
         for later in held:
             if 0 < step < later and step in held:
@@ -124,7 +125,7 @@ class Transfer:
         self._offer = offer
         self.header = header
         self.held = False
-        """It is here already, complete."""
+        """The slot is here already, and complete."""
 
     @property
     def offset(self) -> int:

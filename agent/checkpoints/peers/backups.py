@@ -26,7 +26,7 @@ from everstep.system import private_files as private
 from everstep.system.memory import free, memory_available
 
 TAKE_OVER_S = 5.0
-"""A connection that was cut lets go of its file within this time."""
+"""A connection that was closed releases its backup file within this time, seconds."""
 
 logger = structlog.get_logger()
 
@@ -144,9 +144,9 @@ class PeerBackups:
             raise BackupRefused(str(error)) from error
         if size > self._room():
             self.remove_stale(None)
-        if size > (there := self._room()):
+        if size > (room := self._room()):
             raise BackupRefused(
-                f"no room for the backup of rank {rank}: it needs {size_text(size)}, and {size_text(there)} are "
+                f"no room for the backup of rank {rank}: it needs {size_text(size)}, and {size_text(room)} are "
                 f"free in {self._shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
             )
 

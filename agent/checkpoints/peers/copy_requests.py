@@ -1,4 +1,4 @@
-"""Messages that are exchanged before a copy is transferred: offers, requests and headers, validated when received."""
+"""The messages before the transfer of a copy: offers, requests and headers, which are validated when received."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstep.errors import WireError
 from everstep.slots.format import SlotHeader
 
 LARGEST = 1 << 46
-"""No shard is larger than 64 TiB: the header of one that is would be nonsense."""
+"""The largest size in a header that is accepted, bytes; no shard is larger than 64 TiB."""
 
 
 class Header(BaseModel):
@@ -35,15 +35,15 @@ class Offer(BaseModel):
 
     op: Literal["put"] = "put"
     machine: str = Field(max_length=200)
-    """The sender's."""
+    """Name of the sender's machine."""
     rank: int = Field(ge=0, lt=1 << 31)
     generation: int = Field(ge=1, lt=1 << 31)
-    """The one that the sender runs."""
+    """The generation that the sender runs."""
     resume_step: int = Field(ge=-1, lt=1 << 62)
-    """Where that generation began."""
+    """The step at which that generation began."""
     slots: int = Field(ge=2, le=8)
     keep: int = Field(0, ge=0, lt=1 << 62)
-    """A step that gives way to none, though the newest one must: a restart may need it. 0: the newest stays."""
+    """A held step that a restart may need: the new copy must replace a later step instead. 0: there is no such step."""
     header: Header
 
 
@@ -58,7 +58,7 @@ class Request(BaseModel):
     file: Literal["own", "backup"]
     offset: int = Field(0, ge=0, le=2 * LARGEST)
     length: int = Field(-1, ge=-1, le=2 * LARGEST)
-    """Bytes from ``offset`` on; -1: all that is left."""
+    """The number of bytes from ``offset`` on; -1: all remaining bytes."""
 
 
 def as_message(header: SlotHeader) -> Message:
@@ -75,7 +75,7 @@ def as_header(message: object) -> SlotHeader:
     try:
         return SlotHeader(**Header.model_validate(message).model_dump())
     except ValidationError as error:
-        raise WireError(f"a header that makes no sense: {error.errors()[0]['msg']}") from error
+        raise WireError(f"a header is not valid: {error.errors()[0]['msg']}") from error
 
 
 def parse(message: Message) -> Offer | Request:
@@ -92,4 +92,4 @@ def parse(message: Message) -> Offer | Request:
         return kind.model_validate(message)
     except ValidationError as error:
         first = error.errors()[0]
-        raise WireError(f"{'.'.join(map(str, first['loc']))} of a request makes no sense: {first['msg']}") from error
+        raise WireError(f"{'.'.join(map(str, first['loc']))} of a request is not valid: {first['msg']}") from error

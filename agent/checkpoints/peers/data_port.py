@@ -24,16 +24,16 @@ from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
 
 MOST_CONNECTIONS = 256
-"""More of those that know a token are turned away: each has a thread."""
+"""The largest number of connections with a token; each has a thread. Further connections are closed."""
 IDLE_S = 120.0
-"""A connection on which nothing is asked for so long is closed; a sender makes a new one."""
+"""A connection without a request for this long is closed, seconds; its client can connect again."""
 PIECE = 4 << 20
 
 logger = structlog.get_logger()
 
 
 class JobPort:
-    """One job's copies on this machine, as the data port uses them."""
+    """The copies of one job on this machine, for the data port."""
 
     def __init__(self, shm: Path, received: PeerBackups) -> None:
         self.shm = shm
@@ -123,14 +123,14 @@ class DataPort:
             wire.set_patience(SILENT_S)
             match parse(request):
                 case Offer() as offer:
-                    take(wire, offer, job_port.received)
-                case Request() as wanted:
-                    give(wire, wanted, job_port)
+                    receive_offer(wire, offer, job_port.received)
+                case Request() as get:
+                    send_copy(wire, get, job_port)
             wire.set_patience(IDLE_S)
             request = wire.receive()
 
 
-def take(wire: Wire, offer: Offer, received: PeerBackups) -> None:
+def receive_offer(wire: Wire, offer: Offer, received: PeerBackups) -> None:
     """Handle a PUT on the receiver's side."""
     try:
         with received.transfer(offer, wire) as transfer:
@@ -161,23 +161,26 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
     return True
 
 
-def give(wire: Wire, wanted: Request, job_port: JobPort) -> None:
+def send_copy(wire: Wire, request: Request, job_port: JobPort) -> None:
     """Handle a GET on the sender's side: send the header, then the payload, which the receiver verifies."""
+    path = job_port.path(request)
     try:
-        reader = SlotReader(job_port.path(wanted))
+        reader = SlotReader(path)
     except (OSError, CorruptCheckpoint) as error:
-        wire.send({"gone": f"{job_port.path(wanted).name} cannot be read: {error}"})
+        wire.send({"gone": f"{path.name} cannot be read: {error}"})
         return
     with contextlib.closing(reader):
-        header = reader.header(wanted.step)
+        header = reader.header(request.step)
         if header is None:
-            wire.send({"gone": f"{job_port.path(wanted).name} does not hold step {wanted.step}"})
+            wire.send({"gone": f"{path.name} does not hold step {request.step}"})
             return
-        end = header.payload_bytes if wanted.length < 0 else min(header.payload_bytes, wanted.offset + wanted.length)
+        end = header.payload_bytes
+        if request.length >= 0:
+            end = min(end, request.offset + request.length)
         wire.send({"header": as_message(header)})
-        at = wanted.offset
+        at = request.offset
         while at < end:
-            if reader.header(wanted.step) != header:
+            if reader.header(request.step) != header:
                 wire.give_up()
                 return
             count = min(PIECE, end - at)

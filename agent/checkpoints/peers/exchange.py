@@ -1,4 +1,4 @@
-"""The exchange of training state that all jobs of an agent share: data port, tokens, connections to other agents."""
+"""An agent's side of the exchange of training state, for all jobs: data port, tokens, connections to other agents."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agent.security import ClientSecurity
 from agent.v1 import agent_pb2 as pb
 
 OPEN_S = 5.0
-"""An agent that does not answer gRPC within this time is not asked longer for now."""
+"""The time limit for the rpc OpenExchange at another agent, seconds."""
 CONNECT_S = 3.0
 LOOK_S = 0.1
-ENDS = "the agent, or what needed the connection, ends"
+ENDS = "the agent ends, or the connection is not needed any more"
 
 
 class Exchange:
@@ -51,19 +51,19 @@ class Exchange:
         """
         opening = self._open(address, job, run)
         try:
-            asked = asyncio.run_coroutine_threadsafe(opening, self._loop)
+            answer = asyncio.run_coroutine_threadsafe(opening, self._loop)
         except RuntimeError:
             opening.close()
             raise ConnectionAbortedError(ENDS) from None
         while True:
             try:
-                opened = asked.result(LOOK_S)
+                opened = answer.result(LOOK_S)
                 break
             except TimeoutError:
-                if asked.done():
+                if answer.done():
                     raise
                 if self._ended.is_set() or (closing is not None and closing.is_set()):
-                    asked.cancel()
+                    answer.cancel()
                     raise ConnectionAbortedError(ENDS) from None
         host = address.rpartition(":")[0]
         wire = connect(host, opened.port, job, opened.token, connect_s=CONNECT_S)

@@ -19,7 +19,7 @@ from everstep.slots.format import SlotHeader, same_save
 from everstep.slots.reader import SlotReader
 
 ATTEMPTS = 3
-"""So many connections in a row may break without a byte of progress."""
+"""After this number of connections in a row that broke without progress, the fetch fails."""
 RETRY_S = 0.3
 PIECE = 4 << 20
 
@@ -53,7 +53,7 @@ def fetch_slot(
         before = part.done
         try:
             with contextlib.closing(connect()) as wire:
-                part.take_from(wire, Request(rank=rank, step=step, file=file, offset=part.done))
+                part.receive_from(wire, Request(rank=rank, step=step, file=file, offset=part.done))
                 return part.commit()
         except CorruptCheckpoint:
             part.give_up()
@@ -81,7 +81,7 @@ class _Part:
         self._digest = xxhash.xxh3_64()
         self.done = 0
 
-    def take_from(self, wire: Wire, request: Request) -> None:
+    def receive_from(self, wire: Wire, request: Request) -> None:
         header = ask(wire, request)
         check_save(header, self._saved_ns, f"the {request.file} slot of rank {request.rank} elsewhere")
         if header != self._header:

@@ -24,22 +24,22 @@ from agent.checkpoints.peers.wire import MAGIC, Greeting, Message, Wire
 from everstep.errors import WireError
 
 GREET_S = 5.0
-"""A client that has not shown by then that it knows a token is refused, seconds."""
+"""A client that has not proven a token within this time is refused, seconds."""
 MOST_UNPROVEN = 512
 """Limit of unproven connections, from all addresses together."""
 MOST_FROM_ONE = 64
 """Limit of unproven connections from one address: the ranks of a machine connect in sequence."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
-TELL_S = 60.0
-"""Between two lines in the log about those that were turned away."""
+LOG_S = 60.0
+"""Time between two lines in the log about refused connections, seconds."""
 FULL_S = 0.1
-"""The process has no file descriptor left: before the next try."""
+"""Wait before the next connection is accepted if the process has no file descriptor left, seconds."""
 
 KeyOf = Callable[[str, bytes, bytes], bytes]
-"""``key_of(job, server_nonce, client_nonce)``: the key of a connection; never the right one without a token."""
+"""``key_of(job, server_nonce, client_nonce)``: return a connection's key; a random key if the job has no token."""
 Enter = Callable[[socket.socket, str, Wire, str, Message], None]
-"""``enter(connection, address, wire, job, first_message)``: takes a connection over; must not take long."""
+"""``enter(connection, address, wire, job, first_message)``: serve a proven connection; must return at once."""
 
 logger = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class Waiting:
 
 
 class Handshakes:
-    """Accepts connections, in a thread of its own.
+    """Accepts connections and reads their greetings, in a thread of its own.
 
     Args:
         listener: Socket that accepts the connections.
@@ -77,10 +77,10 @@ class Handshakes:
         self._closed = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._waiting: OrderedDict[socket.socket, Waiting] = OrderedDict()
-        """The oldest first."""
+        """Unproven connections, the oldest first."""
         self._of: defaultdict[str, OrderedDict[socket.socket, Waiting]] = defaultdict(OrderedDict)
-        """Address → the same."""
-        self._told, self._turned_away = -TELL_S, 0
+        """Address → its unproven connections, the oldest first."""
+        self._logged_s, self._turned_away = -LOG_S, 0
         self._thread = threading.Thread(target=self._run, name="data port", daemon=True)
 
     def open(self) -> None:
@@ -107,7 +107,7 @@ class Handshakes:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif key.data.connection in self._waiting:  # not turned away meanwhile
-                        self._hear(key.data)
+                        self._read_greeting(key.data)
                 self._turn_away_late()
         finally:
             for waiting in list(self._waiting.values()):
@@ -122,7 +122,7 @@ class Handshakes:
         try:
             connection, peer = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it went away again
+            return  # the client closed it again
         except OSError as error:
             if not self._closed.is_set():
                 logger.error("the data port cannot accept a connection", reason=str(error))
@@ -131,26 +131,26 @@ class Handshakes:
             return
         address = origin(str(peer[0]))
         self._make_room(address)
-        one = Waiting(connection, address)
+        waiting = Waiting(connection, address)
         try:
-            connection.send(MAGIC + one.greeting.nonce, socket.MSG_DONTWAIT)  # a fresh connection takes so little
+            connection.send(MAGIC + waiting.greeting.nonce, socket.MSG_DONTWAIT)  # fits into a new connection's buffer
         except OSError:
             connection.close()
             return
-        self._waiting[connection] = self._of[address][connection] = one
-        self._selector.register(connection, selectors.EVENT_READ, one)
+        self._waiting[connection] = self._of[address][connection] = waiting
+        self._selector.register(connection, selectors.EVENT_READ, waiting)
 
     def _make_room(self, address: str) -> None:
-        same = self._of.get(address) or OrderedDict()
-        if len(same) >= MOST_FROM_ONE:
-            self._turn_away(next(iter(same.values())), "too many from its address have shown no token")
+        from_address = self._of.get(address) or OrderedDict()
+        if len(from_address) >= MOST_FROM_ONE:
+            self._turn_away(next(iter(from_address.values())), "too many from its address have proven no token")
         elif len(self._waiting) >= MOST_UNPROVEN:
             most = max(self._of.values(), key=len)
-            self._turn_away(next(iter(most.values())), "too many have shown no token")
+            self._turn_away(next(iter(most.values())), "too many connections have proven no token")
 
-    def _hear(self, waiting: Waiting) -> None:
+    def _read_greeting(self, waiting: Waiting) -> None:
         try:
-            waiting.greeting.take(waiting.connection.recv(waiting.greeting.missing(), socket.MSG_DONTWAIT))
+            waiting.greeting.add(waiting.connection.recv(waiting.greeting.missing(), socket.MSG_DONTWAIT))
             if waiting.greeting.missing():
                 return
             greeting = waiting.greeting
@@ -170,7 +170,7 @@ class Handshakes:
     def _turn_away_late(self) -> None:
         now = time.monotonic()
         while (oldest := next(iter(self._waiting.values()), None)) and oldest.until <= now:
-            self._turn_away(oldest, f"it has shown no token within {GREET_S:g} s")
+            self._turn_away(oldest, f"it has proven no token within {GREET_S:g} s")
 
     def _turn_away(self, waiting: Waiting | None, reason: str) -> None:
         if waiting is None:
@@ -178,14 +178,14 @@ class Handshakes:
         self._forget(waiting)
         waiting.connection.close()
         self._turned_away += 1
-        if time.monotonic() - self._told >= TELL_S:
+        if time.monotonic() - self._logged_s >= LOG_S:
             logger.warning(
                 "a connection to the data port is refused",
                 peer=waiting.address,
                 reason=reason,
                 refused=self._turned_away,
             )
-            self._told, self._turned_away = time.monotonic(), 0
+            self._logged_s, self._turned_away = time.monotonic(), 0
 
     def _forget(self, waiting: Waiting) -> None:
         self._selector.unregister(waiting.connection)

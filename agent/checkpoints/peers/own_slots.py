@@ -1,7 +1,7 @@
 """Ranks without backups: when machines are aligned, these ranks keep the named steps in their own slots only.
 
-So ranks that drift apart keep a common step without backups too, even on a single machine. A ``PeerSender`` acts when
-the peer has a step; this class acts when the rank has saved the step.
+So ranks that drift apart keep a common step even without backups, also on a single machine. A ``PeerSender`` acts when
+the peer has a step; ``OwnSlots`` acts when the rank has saved the step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from agent.checkpoints.options import Place
-from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, remember
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import NO_NAMED_STEP
 from everstep.errors import CorruptCheckpoint
@@ -34,7 +34,7 @@ class OwnSlots:
 
     def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
         """Keep the step that all machines keep, or no step."""
-        self._place.saved.change(rank, partial(told, request=request))
+        self._place.saved.change(rank, partial(apply, request=request))
         self._spare(rank)
 
     def on_saved(self, rank: int, header: SlotHeader) -> None:

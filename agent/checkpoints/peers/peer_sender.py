@@ -1,8 +1,7 @@
 """The connection to one peer machine, and the thread that sends the saves of some ranks to it.
 
-On its own it sends every step that it can. When machines are aligned
-(``everstep/decisions/keep/align_backups.py``) it sends the named step only, and then nothing until
-it is notified that all ranks have that step.
+Normally it sends every step that it can. When machines are aligned (``everstep/decisions/keep/align_backups.py``), it
+sends only the named step, and nothing more until it is notified that all ranks have that step.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import partial
 import structlog
 
 from agent.checkpoints.options import LaunchOptions, Place
-from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, remember
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.own_slots import on_own_file
 from agent.checkpoints.peers.rate_limit import Limiter
@@ -33,22 +32,22 @@ from everstep.system.bulk_threads import yield_the_core
 
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 5.0
-"""A peer that failed is tried again after the first, then ever longer, up to the second."""
+"""The shortest and the longest wait before a peer that failed is tried again, seconds."""
 JOIN_S = 1.0
-"""A thread that waits for a connection is left to itself after this; it sends nothing any more."""
+"""The longest wait for the end of the thread, seconds; a thread that waits for a connection ends later."""
 LET_GO_S = 60.0
-"""When no backup went through for so long, a rank need not spare the step of the newest one: the slot serves better
-to hold what the other ranks may still have to save; unless all ranks are known to have that step."""
+"""If no backup succeeded for this long, a rank no longer spares the slot with the step of the newest backup, unless all
+ranks are known to have that step, seconds. The slot can then hold a step that other ranks still have to save."""
 DEFAULT_PIECE = 4 << 20
 
 ConnectTo = Callable[[str, str, threading.Event], Wire]
-"""``connect(address, job, closing)``: a connection to another agent's data port."""
+"""``connect(address, job, closing)``: connect to another agent's data port."""
 
 logger = structlog.get_logger()
 
 
 class PeerSender:
-    """Sends the saves of some ranks to one peer machine."""
+    """Sends the saves of some ranks to one peer machine, in a thread of its own."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class PeerSender:
         self._stride = 1
         self._pace = StepRate()
         self._sending: dict[int, int] = {}
-        """Rank → the step of it that is being sent."""
+        """Rank → the step that is being sent."""
         self._kept_at = time.monotonic()
         self._let_go = False
         self._spoiled: set[tuple[int, SlotHeader]] = set()
@@ -95,7 +94,7 @@ class PeerSender:
 
     def align(self, rank: int, request: pb.AlignBackupsRequest) -> None:
         """Back up the step that all machines back up, or any step again."""
-        self._place.saved.change(rank, partial(told, request=request))
+        self._place.saved.change(rank, partial(apply, request=request))
         self.spare(rank)
         self.wake()
 
@@ -245,7 +244,7 @@ class PeerSender:
             case Fate.REFUSED if outcome.newest >= 0:
                 self._kept(rank, outcome.newest)
             case Fate.REFUSED:
-                self._problem([rank], f"{self._machine} took no backup of rank {rank}: {outcome.reason}")
+                self._problem([rank], f"{self._machine} refused the backup of rank {rank}: {outcome.reason}")
                 return False
             case Fate.DAMAGED:
                 self._spoiled.add((rank, header))
@@ -291,8 +290,7 @@ class PeerSender:
         if self._closing.is_set():
             return
         for rank in ranks:
-            known: pb.SavedState = self._place.saved.of(rank)
-            if known.backup_problem != text:
+            if self._state(rank).backup_problem != text:
                 self._place.saved.update(rank, backup_problem=text)
                 self._log.warning("backups do not go through", rank=rank, reason=text)
 

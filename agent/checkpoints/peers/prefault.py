@@ -7,7 +7,7 @@ import threading
 from everstep.slots.file import SlotFile
 
 PIECE = 4 << 20
-"""Bytes that are made ready at a time: about a millisecond."""
+"""The number of bytes that are prepared at a time; this takes about a millisecond."""
 
 
 class Prefault:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 BURST_S = 0.05
-"""What may be sent at once after a pause, as seconds of the rate."""
+"""After a pause, the bytes of this many seconds may be sent at once, seconds."""
 
 
 class Limiter:

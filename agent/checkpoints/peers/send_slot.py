@@ -13,8 +13,8 @@ from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
 
 ALLOCATE_BYTES_PER_S = 250e6
-"""A peer that has to allocate memory is given time for this rate; 300 MB/s was measured in a machine that had never
-used the pages, 1.9 GB/s otherwise."""
+"""The rate that a peer must reach when it allocates memory, bytes per second. Measured were 300 MB/s on a machine that
+had never used the pages, and 1.9 GB/s otherwise."""
 
 
 class Fate(Enum):
@@ -22,7 +22,7 @@ class Fate(Enum):
 
     KEPT = "complete and verified at the peer"
     GONE = "overwritten before it was all sent"
-    REFUSED = "not taken"
+    REFUSED = "refused by the peer"
     DAMAGED = "its bytes in our own memory do not match the checksum that the rank stored"
 
 

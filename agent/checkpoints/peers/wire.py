@@ -1,11 +1,12 @@
 """One connection to a data port: authenticated messages, and payload in chunks.
 
-Both sides know the job's token from gRPC. The server greets with a magic and a nonce, the client names the job and its
-own nonce; the key of the connection is an HMAC of all that under the token. Each message is ``u32 length | JSON |
-HMAC`` over direction, number and JSON: nothing of it can be made, altered, reordered or repeated without the token.
-Payload is not encrypted, and protected by the slot's checksum alone, like the gradients that go over the same network.
+Both sides know the job's token from gRPC. The server sends a magic number and a nonce; the client sends the name of the
+job and a nonce of its own. The key of the connection is an HMAC of all of these under the token. A message is ``u32
+length | JSON | HMAC``, and its HMAC covers direction, number and JSON: without the token, messages cannot be made,
+altered, reordered or repeated. The payload is not encrypted; the slot's checksum protects it against errors.
 
-Payload: chunks of ``u32 length | bytes``. A length of 0 gives the copy up: its slot was overwritten meanwhile.
+A payload consists of chunks ``u32 length | bytes``. With a length of 0 the sender gives up the copy, because its slot
+was overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ MAGIC = b"EVSTXCH1"
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MESSAGE_LIMIT = 64 << 10
-"""Bytes of one message; far more than any needs."""
+"""The largest message that is accepted, bytes; all messages are much smaller."""
 CHUNK_LIMIT = 256 << 20
 SILENT_S = 10.0
-"""A side that makes no progress for so long is given up."""
+"""A connection without progress for this long is closed, seconds."""
 _U32 = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 
@@ -97,9 +98,9 @@ class Wire:
             try:
                 count = send(offset + done, length - done, self._socket.fileno())
             except BlockingIOError as error:
-                raise TimeoutError("no data was taken in time") from error
+                raise TimeoutError("the other side accepted no data in time") from error
             if count == 0:
-                raise ConnectionError("what is asked for was overwritten while it was sent")
+                raise ConnectionError("the copy was overwritten while it was sent")
             done += count
 
     def give_up(self) -> None:
@@ -140,7 +141,7 @@ class Wire:
         try:
             self._socket.sendall(data, flags)
         except BlockingIOError as error:
-            raise TimeoutError("no data was taken in time") from error
+            raise TimeoutError("the other side accepted no data in time") from error
 
     def _mac(self, direction: bytes, number: int, body: bytes) -> bytes:
         return hmac.digest(self._key, direction + _NUMBER.pack(number) + body, hashlib.sha256)
@@ -158,7 +159,7 @@ class Greeting:
 
     def __init__(self, random: Callable[[int], bytes]) -> None:
         self.nonce = random(NONCE_BYTES)
-        """The server's, which the client was told."""
+        """The nonce that the server has sent to the client."""
         self._got = bytearray()
 
     def missing(self) -> int:
@@ -177,7 +178,7 @@ class Greeting:
             raise WireError(f"a message of {length} bytes; the limit is {MESSAGE_LIMIT}")
         return begin + length + MAC_BYTES - len(self._got)
 
-    def take(self, data: bytes) -> None:
+    def add(self, data: bytes) -> None:
         """Add received bytes.
 
         Raises:
@@ -230,7 +231,7 @@ def _fill(connection: socket.socket, room: memoryview) -> None:
         try:
             got = connection.recv_into(room[done:], 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
-            raise TimeoutError("no data came in time") from error
+            raise TimeoutError("no data arrived in time") from error
         if got == 0:
             raise ConnectionError("the other side closed the connection")
         done += got

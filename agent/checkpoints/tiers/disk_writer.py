@@ -43,9 +43,9 @@ class _Step:
 
     number: int
     waiting: set[int]
-    """Ranks that have yet to reach it."""
+    """Ranks that have not reached the step yet."""
     newest: int
-    """The newest step of any rank when it began: later than ``number`` where an agent goes on that was restarted."""
+    """The newest step of any rank when writing began; after a restart of the agent it may be later than ``number``."""
     ready: deque[tuple[int, SlotHeader]] = field(default_factory=deque)
     """Ranks whose slot is pinned."""
     left: set[int] = field(default_factory=set)
@@ -59,7 +59,7 @@ class DiskWriter:
 
     Args:
         place: Locations of the job's copies.
-        say: Called with the reason if writing fails, and with an empty text after a success.
+        report: Called with the reason if writing fails, and with an empty text after a success.
         on_complete: Called in the writer's thread when a step is complete for all ranks of this machine.
         retention: Records which steps are on disk, and up to which step this list is complete.
     """
@@ -67,12 +67,12 @@ class DiskWriter:
     def __init__(
         self,
         place: Place,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         on_complete: Callable[[int], None],
         retention: DiskRetention,
     ) -> None:
         self._place = place
-        self._say = say
+        self._report = report
         self._on_complete = on_complete
         self._retention = retention
         self._changed = threading.Condition(threading.RLock())
@@ -101,7 +101,7 @@ class DiskWriter:
             self._asked.clear()
             self._held = {rank: {} for rank in launch.ranks}
             for rank in launch.ranks:
-                self._look(rank)
+                self._read_steps(rank)
                 self._unpin(rank)  # an agent that was killed during a write left the pin
             self._wanted()
             if self._thread is None:
@@ -113,7 +113,7 @@ class DiskWriter:
         """Handle a slot that a rank of this machine committed."""
         with self._changed:
             if self._launch is not None and rank in self._held:
-                self._look(rank)
+                self._read_steps(rank)
                 self._advance()
 
     def persist(self, step: int) -> None:
@@ -124,7 +124,7 @@ class DiskWriter:
             self._asked.add(step)
             self._retention.named(step)
             for rank in self._held:
-                self._look(rank)
+                self._read_steps(rank)
             self._advance()
 
     def shut(self) -> None:
@@ -134,7 +134,7 @@ class DiskWriter:
             self._drop()
             self._asked.clear()
         if not gate.end(SHUT_PATIENCE_S):
-            logger.error("a disk hangs with a checkpoint on its way", job=self._place.job, folder=str(self._root))
+            logger.error("a disk hangs while a checkpoint is written", job=self._place.job, folder=str(self._root))
 
     def close(self) -> None:
         """End the thread; the current file is given up."""
@@ -151,7 +151,7 @@ class DiskWriter:
 
     # Under the lock: the steps that are due.
 
-    def _look(self, rank: int) -> None:
+    def _read_steps(self, rank: int) -> None:
         """Read the steps that a rank holds now."""
         assert self._launch
         try:
@@ -170,7 +170,7 @@ class DiskWriter:
             choice = self._choose(self._launch.options.disk_every_steps)
             for step, reason in choice.gone.items():
                 self._asked.discard(step)
-                self._say(reason)
+                self._report(reason)
             self._wanted()
             if choice.step is None:
                 return
@@ -184,7 +184,7 @@ class DiskWriter:
                 begun.waiting.discard(rank)
                 begun.ready.append((rank, header))
             elif header or max(self._held[rank], default=-1) > begun.number:
-                self._give_up(f"rank {rank} went on and overwrote it in memory before it was pinned")
+                self._give_up(f"rank {rank} overwrote it in memory before it was pinned")
                 return
         self._changed.notify_all()
 
@@ -200,7 +200,7 @@ class DiskWriter:
         if self._step is None or self._step.number in self._asked or not self._asked:
             return
         if self._choose(every=0).step is not None:
-            logger.info("a step makes way for one that was asked for", job=self._place.job, step=self._step.number)
+            logger.info("a requested step replaces a due step", job=self._place.job, step=self._step.number)
             self._end_step()
 
     def _give_up(self, reason: str) -> None:
@@ -208,7 +208,7 @@ class DiskWriter:
         assert self._step
         step = self._step.number
         logger.warning("a step does not go to disk", job=self._place.job, step=step, reason=reason)
-        self._say(f"step {step} is not on disk: {reason}")
+        self._report(f"step {step} is not on disk: {reason}")
         self._end_step()
 
     def _end_step(self) -> None:
@@ -255,8 +255,8 @@ class DiskWriter:
                 gate = self._gate = Gate()
             problem = self._write(rank, header, launch, root, gate)
             with self._changed:
-                whole = self._step is step and self._written(step, rank, header, problem)
-            if whole:
+                is_complete = self._step is step and self._written(step, rank, header, problem)
+            if is_complete:
                 try:
                     self._on_complete(step.number)
                 except Exception as error:  # the next step is written all the same
@@ -314,7 +314,7 @@ class DiskWriter:
         assert self._launch
         seconds = time.monotonic() - step.began
         lasted = self._newest() - max(step.number, step.newest)
-        self._say(self._keep_up(self._launch.options.disk_every_steps, step, lasted, seconds))
+        self._report(self._keep_up(self._launch.options.disk_every_steps, step, lasted, seconds))
         logger.info("a step is on disk", job=self._place.job, step=step.number, seconds=round(seconds, 2))
         self._drop()
         self._advance()

@@ -37,12 +37,12 @@ from everstep.shards.folders import ShardOnDisk, complete_steps, held_on_disk, p
 from everstep.slots.format import SlotHeader
 
 MACHINES = "machines"
-"""Folder beside a job's checkpoints with a file for each machine that writes there, which names the generation: where
-there are two of one generation, machines share the folder."""
+"""Name of a folder beside a job's checkpoints. Each machine that writes there has a file in it with its generation: if
+two files have the same generation, machines share the folder."""
 LISTING_S = 45.0
-"""Disks and remote storage that are not listed within this time do not answer, unless the request has another limit."""
+"""The time limit for listing disks and remote storage, unless the request has another limit, seconds."""
 VERIFYING_S = 600.0
-"""And this long when every byte is read."""
+"""The time limit if every byte is read, seconds."""
 
 logger = structlog.get_logger()
 
@@ -61,15 +61,15 @@ class JobTiers:
         self._place = place
         self._fetch = fetch
         self._opened: OpenedGeneration | None = None
-        self._remembers = True
-        """Whether a later agent will know it: not where the disk was full."""
-        self._looked = False
-        """Whether it was read from disk, for which only a thread may wait."""
+        self._is_saved = True
+        """Whether ``_opened`` is on disk, so that a later agent will know it; False: the disk was full."""
+        self._is_loaded = False
+        """Whether ``_opened`` was read from disk, which may take long."""
         self._closed = False
         self._problems = _Problems(place.saved)
         self._retention = DiskRetention(place)
-        self._disk = DiskWriter(place, lambda text: self._problems.say("disk", text), self._whole, self._retention)
-        self._remote = RemoteCopier(place, lambda text: self._problems.say("remote", text))
+        self._disk = DiskWriter(place, lambda text: self._problems.set("disk", text), self._clean_up, self._retention)
+        self._remote = RemoteCopier(place, lambda text: self._problems.set("remote", text))
 
     def open(self, launch: LaunchOptions) -> None:
         """Start a generation, or resume it after a restart of the agent: set abandoned steps aside, start to write.
@@ -84,11 +84,11 @@ class JobTiers:
         opened = OpenedGeneration(launch)
         self._opened = opened
         self._problems.open(launch.ranks)
-        if not again or not self._remembers:
-            self._remembers = False
+        if not again or not self._is_saved:
+            self._is_saved = False
             self._set_aside(opened, root)
             opened.save(self._place)
-            self._remembers = True
+            self._is_saved = True
         mine = [shard for shard in held_on_disk(root, self._place.job, ranks=launch.ranks) if shard.valid]
         if self._closed:
             return  # the job ended while the disk hung: nothing may be written into its shared memory
@@ -123,26 +123,26 @@ class JobTiers:
         invalid copy with the reason.
         """
         opened = self._remembered()
-        known = opened.launch.options.disk_path if opened else ""
-        questions: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
-        roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, known)}
-        configured = {Path(path) for path in (request.disk_path, known) if path}
+        opened_path = opened.launch.options.disk_path if opened else ""
+        queries: dict[str, Callable[[], list[pb.HeldCheckpoint]]] = {}
+        roots = {f"{root}/{self._place.job}": root for root in roots_of(self._place, request.disk_path, opened_path)}
+        configured = {Path(path) for path in (request.disk_path, opened_path) if path}
         for at, root in roots.items():
-            questions[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
+            queries[at] = partial(self._on_disk, root, opened, must_exist=root in configured, verify=request.verify)
         remote = f"{request.remote_url} of {self._place.job}"
         if request.remote_url:
-            questions[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
-        found: list[pb.HeldCheckpoint] = []
+            queries[remote] = partial(self._on_remote, request.remote_url, opened, verify=request.verify)
+        copies: list[pb.HeldCheckpoint] = []
         patience_s = request.patience_s or (VERIFYING_S if request.verify else LISTING_S)
-        for at, told in QUERIES.ask(questions, patience_s).items():
-            if not isinstance(told, Exception):
-                found += told
+        for at, answer in QUERIES.ask(queries, patience_s).items():
+            if not isinstance(answer, Exception):
+                copies += answer
                 continue
-            logger.warning("storage cannot be listed", job=self._place.job, place=at, reason=str(told))
-            found.append(
-                unlisted_disk(self._place, roots[at], told) if at in roots else unlisted(request.remote_url, told)
+            logger.warning("storage cannot be listed", job=self._place.job, place=at, reason=str(answer))
+            copies.append(
+                unlisted_disk(self._place, roots[at], answer) if at in roots else unlisted(request.remote_url, answer)
             )
-        return found
+        return copies
 
     def _on_disk(
         self, root: Path, opened: OpenedGeneration | None, *, must_exist: bool, verify: bool
@@ -174,10 +174,10 @@ class JobTiers:
 
     def _remembered(self) -> OpenedGeneration | None:
         """Return the generation that this agent or an earlier agent opened last."""
-        if not self._looked:
-            found = OpenedGeneration.load(self._place)
-            if not self._looked:
-                self._opened, self._looked = found, True
+        if not self._is_loaded:
+            loaded = OpenedGeneration.load(self._place)
+            if not self._is_loaded:
+                self._opened, self._is_loaded = loaded, True
         return self._opened
 
     def _set_aside(self, opened: OpenedGeneration, root: Path) -> None:
@@ -192,7 +192,7 @@ class JobTiers:
                 abandoned=opened.may_set_aside,
             )
         except (CheckpointError, OSError) as error:  # abandoned copies are never listed
-            self._problems.say("disk", str(error))
+            self._problems.set("disk", str(error))
             return
         if steps:
             logger.info("later steps on disk were set aside", job=self._place.job, steps=steps, folder=str(root))
@@ -211,31 +211,31 @@ class JobTiers:
     def _mark(self, root: Path, generation: int) -> None:
         """Write this machine's name into the folder, so that other machines know that they share it."""
         if not root.is_dir():
-            return  # reported with the first step that is due
+            return  # this is reported when the first step is due
         try:
             machines = root / self._place.job / MACHINES
             machines.mkdir(parents=True, exist_ok=True)
             (machines / self._place.machine).write_text(str(generation))
         except OSError as error:
-            self._problems.say("disk", f"{root} cannot be written: {error.strerror or error}")
+            self._problems.set("disk", f"{root} cannot be written: {error.strerror or error}")
 
-    def _whole(self, step: int) -> None:
-        """Copy and delete after all ranks of this machine have a step on disk. Runs in the writer's thread."""
+    def _clean_up(self, step: int) -> None:
+        """Start copying and delete old steps, after a step is complete on disk. Runs in the writer's thread."""
         self._remote.notify()
         opened = self._opened
         if opened is None:
             return
         launch = opened.launch
         root = root_of(self._place, launch.options.disk_path)
-        everybody = range(Topology.parse(launch.topology).world_size) if launch.topology else range(0)
+        all_ranks = range(Topology.parse(launch.topology).world_size) if launch.topology else range(0)
         mine = complete_steps(root, self._place.job, launch.ranks, run=launch.run)
         common: Sequence[int] = ()
-        if self._shared(root, launch.generation) or set(everybody) == set(launch.ranks):
+        if self._shared(root, launch.generation) or set(all_ranks) == set(launch.ranks):
             # In a shared folder only the machine of rank 0 deletes, because it sees the steps of all ranks of the job.
             if 0 not in launch.ranks:
                 self._retention.found(launch, mine)
                 return
-            common = complete_steps(root, self._place.job, everybody, run=launch.run)
+            common = complete_steps(root, self._place.job, all_ranks, run=launch.run)
         old = self._retention.old(launch, mine, common=common, partly=step_folders(root, self._place.job).keys())
         copying = self._remote.copying
         prune(root, self._place.job, old - {copying}, run=launch.run)
@@ -264,10 +264,10 @@ class _Problems:
             self._texts.clear()
             self._ranks = ranks
 
-    def say(self, where: str, text: str) -> None:
+    def set(self, tier: str, text: str) -> None:
         """Set the reason of one tier, empty: writing to it works."""
         with self._lock:
-            self._texts[where] = text
-            whole = "; ".join(filter(None, self._texts.values()))
+            self._texts[tier] = text
+            problems = "; ".join(filter(None, self._texts.values()))
             for rank in self._ranks:
-                self._saved.update(rank, disk_problem=whole)
+                self._saved.update(rank, disk_problem=problems)

@@ -17,9 +17,9 @@ from everstep.shards.folders import ShardOnDisk, held_on_disk, step_name, step_o
 from everstep.shards.manifest import Summary, data_name, manifest_name, parse_summary
 
 UNFINISHED = "it has no manifest: its copy was cut short"
-"""Why data on remote storage is no copy: it is on its way, or the job ended before it was whole."""
+"""The reason why data on remote storage is not a valid copy: it is still being copied, or the job ended too early."""
 ABANDONED = ".abandoned-g"
-"""In the names of remote manifests that were set aside; the generation follows."""
+"""A part of the names of remote manifests that were set aside; the generation follows it."""
 _FILE = re.compile(rf"rank-(\d+)\.(json|safetensors)({re.escape(ABANDONED)}\d+)?")
 
 
@@ -42,7 +42,7 @@ def on_disk(
     """
     found = [shard for root in roots for shard in held_on_disk(root, job, verify=verify)]
     return [
-        _told(shard, pb.HeldCheckpoint.DISK, str(shard.folder / data_name(shard.rank)))
+        _message(shard, pb.HeldCheckpoint.DISK, str(shard.folder / data_name(shard.rank)))
         for shard in found
         if not (opened and shard.valid and opened.disowns(shard))
     ]
@@ -61,7 +61,7 @@ def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: 
                 continue
             copy = _held(folder, step, rank, texts.get(name), sizes=sizes, verify=verify)
             if not (opened and copy.valid and opened.disowns(copy)):
-                found.append(_told(copy, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
+                found.append(_message(copy, pb.HeldCheckpoint.REMOTE, f"{folder.url}/{here}/{data_name(rank)}"))
     return found
 
 
@@ -145,7 +145,7 @@ def _fault(folder: RemoteFolder, manifest: Summary, step: int, sizes: Mapping[st
     return f"{place}: {fault}" if fault else ""
 
 
-def _told(shard: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
+def _message(shard: ShardOnDisk, tier: pb.HeldCheckpoint.Tier.ValueType, place: str) -> pb.HeldCheckpoint:
     return pb.HeldCheckpoint(
         rank=shard.rank,
         completed_steps=shard.completed_steps,

@@ -13,16 +13,16 @@ from everstep.errors import EverstepError
 from everstep.slots.format import SlotHeader
 
 OPEN_S = 5.0
-"""A disk that does not answer within this time is left to itself: ranks are started without it."""
+"""A launch waits this long for the disk, seconds; then its ranks are started without the lower tiers."""
 AGAIN_S = 5.0
-"""Between two attempts where opening fails, e.g. for want of room."""
+"""Time between two attempts to open the tiers, e.g. because the disk is full, seconds."""
 SILENT = "the disk does not answer"
 
 logger = structlog.get_logger()
 
 
 class TiersWithTimeout:
-    """Opens tiers in a thread of its own. ``open`` and ``shut`` are called by one thread at a time."""
+    """Opens and shuts the lower tiers of a job in a thread; one call of ``open`` or ``shut`` at a time."""
 
     def __init__(self, tiers: JobTiers, saved: SavedStates) -> None:
         self._tiers = tiers
@@ -31,7 +31,7 @@ class TiersWithTimeout:
         self._wanted: LaunchOptions | None = None
         self._opened: LaunchOptions | None = None
         self._working = self._trying = False
-        self._told = ""
+        self._reported = ""
 
     def open(self, launch: LaunchOptions) -> None:
         """Open the tiers; a failure is reported as the ranks' ``disk_problem``."""
@@ -69,11 +69,11 @@ class TiersWithTimeout:
                 self._problem(launch, str(error))
                 self._wait(launch)
             else:
-                if not self._took(launch):
+                if not self._accept(launch):
                     self._tiers.shut()
                     continue
                 for rank in launch.ranks:
-                    if self._saved.of(rank).disk_problem in {SILENT, self._told}:
+                    if self._saved.of(rank).disk_problem in {SILENT, self._reported}:
                         self._saved.update(rank, disk_problem="")
 
     def _next(self) -> LaunchOptions | None:
@@ -90,7 +90,8 @@ class TiersWithTimeout:
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._wanted is not launch, AGAIN_S)
 
-    def _took(self, launch: LaunchOptions) -> bool:
+    def _accept(self, launch: LaunchOptions) -> bool:
+        """Record that a generation was opened; returns whether it is still wanted."""
         with self._lock:
             current = self._wanted is launch
             if current:
@@ -98,8 +99,8 @@ class TiersWithTimeout:
             return current
 
     def _problem(self, launch: LaunchOptions, text: str) -> None:
-        if text != self._told or text == SILENT:
+        if text != self._reported or text == SILENT:
             logger.error("nothing is written to disk", reason=text)
-        self._told = text
+        self._reported = text
         for rank in launch.ranks:
             self._saved.update(rank, disk_problem=text)

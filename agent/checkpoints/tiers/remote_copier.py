@@ -28,10 +28,10 @@ from everstep.system.bulk_threads import yield_the_core
 
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 300.0
-"""What failed is tried again after 2 s, 4 s, … 5 minutes."""
+"""The first and the longest wait after failures, seconds: 2 s, 4 s, … 5 minutes."""
 CLOSE_PATIENCE_S = 2.0
 REMOTE = "remote storage"
-"""Begins what is said of it."""
+"""The first words of its problems."""
 
 logger = structlog.get_logger()
 
@@ -55,12 +55,12 @@ class RemoteCopier:
 
     Args:
         place: Locations of the job's copies.
-        say: Called with the reason if copying fails, and with an empty text if it does not.
+        report: Called with the reason if copying fails, and with an empty text if it does not.
     """
 
-    def __init__(self, place: Place, say: Callable[[str], None]) -> None:
+    def __init__(self, place: Place, report: Callable[[str], None]) -> None:
         self._place = place
-        self._say = say
+        self._report = report
         self._changed = threading.Condition()
         self._task: _Task | None = None
         self._news = self._closing = False
@@ -113,7 +113,7 @@ class RemoteCopier:
             if task is None:
                 continue
             try:
-                _RemoteRound(task, self._place, self._hold).run()
+                _RemoteRound(task, self._place, self._set_copying).run()
             except CopyInterrupted:
                 continue
             except Exception as error:  # a driver may raise anything
@@ -121,47 +121,47 @@ class RemoteCopier:
                 url = task.opened.launch.options.remote_url
                 logger.warning("a copy to remote storage failed", job=self._place.job, url=url, reason=str(error))
                 again = f"it is tried again in {retry_after(failures):.0f} s"
-                self._say(f"{REMOTE} {url} fails: {error or type(error).__name__}; {again}")
+                self._report(f"{REMOTE} {url} fails: {error or type(error).__name__}; {again}")
             else:
                 failures = 0
-                self._say("")
+                self._report("")
 
-    def _hold(self, step: int | None) -> None:
+    def _set_copying(self, step: int | None) -> None:
         self._copying = step
 
 
 class _RemoteRound:
-    """A round of all work that is due now."""
+    """One round of the copier: it does all work that is due now."""
 
-    def __init__(self, task: _Task, place: Place, hold: Callable[[int | None], None]) -> None:
+    def __init__(self, task: _Task, place: Place, set_copying: Callable[[int | None], None]) -> None:
         launch = task.opened.launch
-        self._task, self._place, self._hold, self._launch = task, place, hold, launch
+        self._task, self._place, self._set_copying, self._launch = task, place, set_copying, launch
         self._folder = RemoteFolder(launch.options.remote_url, place.job)
 
     def run(self) -> None:
         """Set aside, copy and delete; raises the driver's errors."""
         self._set_aside()
-        there = {step for step, ranks in steps_in(self._folder.sizes()).items() if self._ours_in(ranks)}
-        newest = max(there, default=-1)
+        copied = {step for step, ranks in steps_in(self._folder.sizes()).items() if self._ours_in(ranks)}
+        newest = max(copied, default=-1)
         while True:
-            self._tell(newest)
-            whole = [step for step in self._whole_on_disk() if step > newest]
-            if not whole:
+            self._record(newest)
+            complete = [step for step in self._complete_on_disk() if step > newest]
+            if not complete:
                 return
-            # A machine that is behind copies the roundest, so that machines which are behind by different amounts meet.
-            step = max(whole, key=lambda step: (roundness(step), step))
-            self._hold(step)
+            # Machines that are behind copy the roundest step, so that they copy the same steps.
+            step = max(complete, key=lambda step: (roundness(step), step))
+            self._set_copying(step)
             try:
                 self._copy(step)
             finally:
-                self._hold(None)
+                self._set_copying(None)
             newest = step
             self._delete_old()
 
     def _ours_in(self, ranks: dict[int, set[str]]) -> bool:
         return all({"json", "safetensors"} <= ranks.get(rank, set()) for rank in self._launch.ranks)
 
-    def _whole_on_disk(self) -> list[int]:
+    def _complete_on_disk(self) -> list[int]:
         found: dict[int, set[int]] = {}
         for shard in held_on_disk(self._task.root, self._place.job, ranks=self._launch.ranks):
             if shard.valid and not self._task.opened.disowns(shard):
@@ -175,7 +175,7 @@ class _RemoteRound:
             manifest = f"{step_name(step)}/{manifest_name(rank)}"
             before = self._folder.read([manifest]).get(manifest)
             if before == (source / manifest_name(rank)).read_bytes():
-                continue  # an agent that was killed later copied it
+                continue  # copied by an earlier agent, or before a failure
             if before is not None:
                 self._folder.remove(manifest)
             self._folder.put(source / data_name(rank), f"{step_name(step)}/{data_name(rank)}", gate)
@@ -195,7 +195,7 @@ class _RemoteRound:
             try:
                 disowned = self._task.opened.may_set_aside(parse_summary(text, name))
             except CheckpointError:
-                disowned = True  # good for nothing
+                disowned = True  # the manifest is damaged
             if disowned:
                 self._folder.move(name, f"{name}{ABANDONED}{self._launch.generation}")
 
@@ -203,19 +203,19 @@ class _RemoteRound:
         """Keep the newest steps that are complete for all ranks, and as many steps that were set aside."""
         if 0 not in self._launch.ranks or not self._launch.topology:
             return
-        everybody = set(range(Topology.parse(self._launch.topology).world_size))
+        all_ranks = set(range(Topology.parse(self._launch.topology).world_size))
         steps, keep = steps_in(self._folder.sizes()), max(self._launch.options.remote_keep, 1)
-        whole = [
+        complete = [
             step
             for step, ranks in steps.items()
-            if everybody <= {rank for rank, kinds in ranks.items() if {"json", "safetensors"} <= kinds}
+            if all_ranks <= {rank for rank, kinds in ranks.items() if {"json", "safetensors"} <= kinds}
         ]
         kinds_in = {step: set().union(*ranks.values()) for step, ranks in steps.items()}
         aside = [step for step, kinds in kinds_in.items() if "aside" in kinds and "json" not in kinds]
-        old = [step for step in steps if len(whole) >= keep and step < whole[-keep]]
+        old = [step for step in steps if len(complete) >= keep and step < complete[-keep]]
         for step in {*old, *aside[:-keep]}:
             self._folder.remove(step_name(step))
 
-    def _tell(self, step: int) -> None:
+    def _record(self, step: int) -> None:
         for rank in self._launch.ranks:
             self._place.saved.update(rank, remote_step=step)

@@ -1,7 +1,7 @@
-"""A folder on shared or object storage, by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
+"""A folder on shared or object storage, named by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
 
-This module hides the differences between them: a file system can show half a file, so a file is written under a
-temporary name and moved; an object store shows only complete objects, and a move would copy the object.
+This module hides a difference between them. A file system shows incomplete files, so each file is written under a
+temporary name and then moved. An object store shows only complete objects, and a move would copy the object.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from everstep.errors import ConfigError
 from everstep.shards.file import Pace, ReadAt
 
 PART = ".part"
-"""End of the names of files that are not whole yet."""
+"""The end of the names of incomplete files."""
 _MOVES = {"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "memory"}
 """Protocols of file systems, where a move is a rename."""
 _COPY_BYTES = 8 << 20
 _READ_AHEAD = 32 << 20
-"""What is asked for at once when a whole file is read: a request to an object store takes tens of ms."""
+"""The size of one request when a complete file is read, bytes; a request to an object store takes tens of ms."""
 
 
 class RemoteFolder:

@@ -33,7 +33,7 @@ from everstep.system import private_files as private
 T = TypeVar("T")
 
 MERGED_BYTES = 1 << 20
-"""Pieces of a remote file that lie closer than this are asked for together: a request costs as much."""
+"""Parts of a remote file with a smaller distance are read by one request, which costs less than two, bytes."""
 
 
 def restore_shard(
@@ -42,10 +42,10 @@ def restore_shard(
     """Fill the own slot file of ``shard.rank``; arguments, result and errors as ``JobTiers.restore``."""
     job, rank, step = shard.job or place.job, shard.rank, shard.completed_steps
 
-    def from_another(view: memoryview) -> None:
+    def fetch_tensors(view: memoryview) -> None:
         fetch(shard.tensors_address, place.job, shard.tensors_rank, step, view)
 
-    fill = from_another if shard.HasField("tensors_rank") else None
+    fill = fetch_tensors if shard.HasField("tensors_rank") else None
     if shard.tier == pb.HeldCheckpoint.REMOTE:
         source = _from_remote(options.remote_url, job, rank, step, sparse=fill is not None)
     else:
@@ -87,13 +87,13 @@ def _from_disk(folder: Path, shard: pb.ShardSource) -> Iterator[tuple[Manifest, 
             read = stack.enter_context(open_shard(folder, shard.rank))
         except CheckpointError as error:
             raise CorruptCheckpoint(str(error)) from error
-        yield manifest, _sure(read, folder / data_name(shard.rank))
+        yield manifest, _checked(read, folder / data_name(shard.rank))
 
 
-def _sure(read: ReadAt, path: Path) -> ReadAt:
+def _checked(read: ReadAt, path: Path) -> ReadAt:
     """Treat a part of a file that the disk cannot read as lost: another copy is needed, not another attempt."""
 
-    def checked(offset: int, buffer: memoryview) -> int:
+    def read_part(offset: int, buffer: memoryview) -> int:
         try:
             return read(offset, buffer)
         except OSError as error:
@@ -101,7 +101,7 @@ def _sure(read: ReadAt, path: Path) -> ReadAt:
                 raise CorruptCheckpoint(f"{path} cannot be read at byte {offset}: {error.strerror}") from error
             raise
 
-    return checked
+    return read_part
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def _from_remote(url: str, job: str, rank: int, step: int, *, sparse: bool) -> I
         OSError: the copy cannot be read now.
     """
     if not url:
-        raise ConfigError("a copy on remote storage is asked for, and the job has no remote_url")
+        raise ConfigError("a copy on remote storage was requested, but the job has no remote_url")
     folder = RemoteFolder(url, job)
     name = f"{step_name(step)}/{data_name(rank)}"
     manifest_at = f"{step_name(step)}/{manifest_name(rank)}"

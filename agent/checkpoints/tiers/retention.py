@@ -24,7 +24,7 @@ from everstep.errors import ConfigError
 from everstep.system import private_files as private
 
 NAME = "disk"
-"""File in a job's shared memory."""
+"""Name of the file in a job's shared memory."""
 
 NOTED = ("settled", "promised", "named", "passed")
 
@@ -121,8 +121,8 @@ class DiskRetention:
                 self._kept = replace(self._kept, settled=common[-1], promised=max(common[-1], self._kept.promised))
             self._there &= set(mine)
             keep = steps_to_keep(self._there, self._kept, newest=newest) | set(common[-newest:])
-            whole = common or mine
-            oldest = whole[-newest] if len(whole) >= newest else 0
+            complete = common or mine
+            oldest = complete[-newest] if len(complete) >= newest else 0
             old = {step for step in mine if step not in keep}
             old |= {step for step in partly if step not in mine and step not in keep and step < oldest}
             self._there -= old
@@ -155,7 +155,7 @@ class DiskRetention:
         try:
             private.replace(private.make_folder(self._place.shm) / NAME, json.dumps(fields))
         except (OSError, ConfigError) as error:
-            logger.error("what is kept on disk cannot be noted", job=self._place.job, reason=str(error))
+            logger.error("the list of steps on disk cannot be written", job=self._place.job, reason=str(error))
             return False
         return True
 

@@ -24,23 +24,23 @@ from everstep.errors import ConfigError
 logger = structlog.get_logger()
 
 PATIENCE_S = 10.0
-"""Storage that does not answer within this time is not judged."""
+"""Storage that does not answer within this time is not judged, seconds."""
 _BLOCK = 4096
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-"""What a share says whose server is away for a moment."""
+"""Errors of a network share whose server does not answer for a moment."""
 
 
 def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]:
     """Return one check for each configured location, separate because each check may hang."""
-    found: list[Callable[[], str]] = []
+    checks: list[Callable[[], str]] = []
     if disk_path:
-        found.append(lambda: disk_problem(Path(disk_path), job))
+        checks.append(lambda: disk_problem(Path(disk_path), job))
     if remote_url:
-        found.append(lambda: remote_problem(remote_url, job))
-    return found
+        checks.append(lambda: remote_problem(remote_url, job))
+    return checks
 
 
-async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
+async def problems(checks: Sequence[Callable[[], str]]) -> list[str]:
     """Run the checks and return their problems; checks that hang are not waited for.
 
     Each check has its own thread, which the agent's end does not wait for: in the event loop's thread pool, a few
@@ -48,28 +48,27 @@ async def problems(looks: Sequence[Callable[[], str]]) -> list[str]:
     """
     loop = asyncio.get_running_loop()
 
-    def look(work: Callable[[], str], found: asyncio.Future[str]) -> None:
+    def run(check: Callable[[], str], result: asyncio.Future[str]) -> None:
         try:
-            said = work()
+            problem = check()
         except Exception as error:  # any error means that the check has no answer
-            logger.warning("storage cannot be looked at", reason=str(error))
-            said = ""
+            logger.warning("storage cannot be checked", reason=str(error))
+            problem = ""
         with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
-            loop.call_soon_threadsafe(found.set_result, said)
+            loop.call_soon_threadsafe(result.set_result, problem)
 
-    futures = [loop.create_future() for _ in looks]
-    for work, found in zip(looks, futures, strict=True):
-        threading.Thread(target=look, args=(work, found), name="look at storage", daemon=True).start()
-    if futures:
-        await asyncio.wait(futures, timeout=PATIENCE_S)
-    return [said for future in futures if future.done() and (said := future.result())]
+    results = [loop.create_future() for _ in checks]
+    for check, result in zip(checks, results, strict=True):
+        threading.Thread(target=run, args=(check, result), name="check storage", daemon=True).start()
+    if results:
+        await asyncio.wait(results, timeout=PATIENCE_S)
+    return [problem for result in results if result.done() and (problem := result.result())]
 
 
 def disk_problem(root: Path, job: str) -> str:
     """Explain why no checkpoint of a job can be written below a folder; empty: it can."""
-    said = f"disk_path {root}"
     if not root.is_dir():
-        return f"{said} {'is no folder' if root.exists() else 'does not exist: make it, or mount it'}"
+        return f"disk_path {root} {'is not a folder' if root.exists() else 'does not exist: make it, or mount it'}"
     folder = root / job if (root / job).is_dir() else root
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -79,7 +78,7 @@ def disk_problem(root: Path, job: str) -> str:
     except OSError as error:
         if error.errno in _PASSING:
             return ""
-        return f"{said} cannot be written to: {error.strerror or error}"
+        return f"disk_path {root} cannot be written to: {error.strerror or error}"
     return ""
 
 
@@ -91,10 +90,10 @@ def remote_problem(url: str, job: str) -> str:
     except ConfigError as error:
         return str(error)
     except Exception as error:  # a driver may raise anything
-        said = str(error).replace(name, "probe") or type(error).__name__  # equal on every machine
+        reason = str(error).replace(name, "probe") or type(error).__name__  # equal on every machine
         # Drivers have no common error for missing credentials; all known drivers name them in the class.
         if isinstance(error, FileNotFoundError):
-            return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({said})"
+            return f"remote_url {url} does not exist: make the folder or bucket first, or mount it ({reason})"
         if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
-            return f"remote_url {url} cannot be written to: {said}. The agents need credentials for it"
+            return f"remote_url {url} cannot be written to: {reason}. The agents need credentials for it"
     return ""

@@ -58,16 +58,16 @@ class StorageQueries:
         return query
 
     def _run(self, location: str, query: _Query[object], work: Callable[[], object]) -> None:
-        found: object = None
+        result: object = None
         failed: Exception | None = None
         try:
-            found = work()
+            result = work()
         except Exception as error:  # a driver may raise anything
             failed = error
         with self._lock:
             del self._queries[location]
         if failed is None:
-            query.answer.set_result(found)
+            query.answer.set_result(result)
         else:
             query.answer.set_exception(failed)
 
@@ -85,4 +85,4 @@ class StorageQueries:
 
 
 QUERIES = StorageQueries()
-"""The questions of this process."""
+"""The queries of this process."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, remember
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_STEP, AlignRule, Backed
@@ -71,7 +71,7 @@ class Machine:
 
     def align(self, request: pb.AlignBackupsRequest) -> None:
         self.state.apart = request.apart
-        told(self.state, request)
+        apply(self.state, request)
         self.spare()
 
     def restart(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.checkpoints.peers.align import kept, lost, pending, pins, remember, told
+from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, remember
 from agent.checkpoints.saved_state import NONE
 from agent.v1 import agent_pb2 as pb
 from tests.agent.checkpoints.peers.aligned_job import Job
@@ -27,39 +27,39 @@ def align(named: int, *, whole: int = 0, settled: int = 0) -> pb.AlignBackupsReq
 def test_only_a_coming_step_is_adopted() -> None:
     for own, adopted in ((9, 10), (10, 0), (-1, 0)):
         rank = state(own_step=own, backup_step=5)
-        told(rank, align(10))
+        apply(rank, align(10))
         assert rank.backup_named == adopted
 
 
 def test_what_is_whole_without_a_rank_is_not_for_it() -> None:
     rank = state(own_step=9, backup_step=5)
-    told(rank, align(10, whole=3))
-    told(rank, align(10, whole=3))
+    apply(rank, align(10, whole=3))
+    apply(rank, align(10, whole=3))
     assert (rank.backup_named, rank.backup_whole) == (10, 0), "it may hold step 3 no more"
     rank.backup_step = 10
-    told(rank, align(20, whole=10, settled=10))
-    told(rank, align(20, whole=3, settled=10))
+    apply(rank, align(20, whole=10, settled=10))
+    apply(rank, align(20, whole=3, settled=10))
     assert (rank.backup_named, rank.backup_whole) == (20, 10)
 
 
 def test_what_is_backed_up_is_kept_until_it_is_settled() -> None:
     rank = state(own_step=12, backup_step=10, backup_named=10, backup_whole=4)
-    told(rank, align(20, whole=4, settled=9))
-    told(rank, align(0, settled=9))
+    apply(rank, align(20, whole=4, settled=9))
+    apply(rank, align(0, settled=9))
     assert (rank.backup_named, pending(rank)) == (10, 0)
-    told(rank, align(20, whole=10, settled=10))
+    apply(rank, align(20, whole=10, settled=10))
     assert (rank.backup_named, rank.backup_whole, pending(rank)) == (20, 10, 20)
 
 
 def test_what_is_not_backed_up_yet_gives_way_to_a_later_name_only() -> None:
     rank = state(own_step=12, backup_step=10, backup_named=20)
-    told(rank, align(15, settled=14))
+    apply(rank, align(15, settled=14))
     assert rank.backup_named == 20
-    told(rank, align(25, settled=14))
+    apply(rank, align(25, settled=14))
     assert rank.backup_named == 25
-    told(rank, align(0, settled=23))
+    apply(rank, align(0, settled=23))
     assert rank.backup_named == 25
-    told(rank, align(0, settled=25))
+    apply(rank, align(0, settled=25))
     assert rank.backup_named == 0
 
 
@@ -68,7 +68,7 @@ def test_a_name_that_a_job_does_not_come_to_is_given_up_where_nothing_is_kept_fo
     fields: dict[str, int], freed: bool
 ) -> None:
     rank = state(**({"own_step": 12, "backup_step": 10, "backup_named": 25} | fields))
-    told(rank, align(0, settled=24))
+    apply(rank, align(0, settled=24))
     assert (rank.backup_named == 0) is freed
 
 

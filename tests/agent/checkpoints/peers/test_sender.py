@@ -188,7 +188,7 @@ def test_a_peer_that_was_restarted_costs_no_complaint(mine: Mine) -> None:
 def test_a_refusal_is_named(mine: Mine) -> None:
     mine.peer.received.stop(1)
     mine.save(1)
-    wait(lambda: "m2 took no backup of rank 0: generation 1 was stopped" in mine.state().backup_problem, "told")
+    wait(lambda: "m2 refused the backup of rank 0: generation 1 was stopped" in mine.state().backup_problem, "told")
     assert mine.peer.steps(0) == []
 
 

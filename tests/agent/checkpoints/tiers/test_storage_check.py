@@ -46,7 +46,7 @@ def test_a_folder_that_can_be_written_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert disk_problem(tmp_path / "x", "gpt") == f"disk_path {tmp_path}/x does not exist: make it, or mount it"
-    assert disk_problem(tmp_path / "file", "gpt") == f"disk_path {tmp_path}/file is no folder"
+    assert disk_problem(tmp_path / "file", "gpt") == f"disk_path {tmp_path}/file is not a folder"
     assert f"remote_url file://{tmp_path}/x does not exist" in remote_problem(f"file://{tmp_path}/x", "gpt")
     assert not (tmp_path / "x").exists()
 
