@@ -165,7 +165,7 @@ class AgentServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this machine is and what runs on it.
+        """Describe this machine and the jobs on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,28 +186,28 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HasCode(self, request, context):
-        """Which snapshots of code this machine has.
+        """Return which of some snapshots of code this machine has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutCode(self, request_iterator, context):
-        """Send a snapshot: it is verified by its digest, and kept complete or not at all.
+        """Send a snapshot of code; it is verified by its digest, and an incomplete snapshot is never used.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TryCode(self, request, context):
-        """Run a script up to where it joins the job, apart from the job; returns how that ended.
+        """Run a script, independent of the job, until it would join the job; returns the outcome.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlignRanks(self, request, context):
-        """All ranks end the same step and wait there, until they are stopped.
+        """Make all ranks wait at the end of the same step until they are stopped, or end this wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,64 +221,63 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Kill every rank of generations up to one, fence them, and return how the ranks ended
-        and the checkpoints that this machine holds.
+        """Kill and fence all ranks up to a generation; returns how the ranks ended, and the copies that this machine holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """The job is over: end its fork server, give back its shared memory. Logs stay.
+        """End the job on this machine: end its fork server and free its shared memory. Logs stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Observe(self, request, context):
-        """The numbered observation log, from after a sequence number, then live.
+        """Stream the kept observations after a sequence number, then new observations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acknowledge(self, request, context):
-        """Observations up to and including a sequence number need not be kept.
+        """Acknowledge the observations up to and including a sequence number; they are dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Progress(self, request, context):
-        """How far each rank is, repeated at an interval.
+        """Stream the progress of each rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Steps(self, request, context):
-        """Step records (loss, gradient norm, tokens, time) kept for a job.
+        """Stream the step records (loss, gradient norm, tokens, time) that are kept for a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """The captured output of one rank.
+        """Stream the captured output of one rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoints(self, request, context):
-        """The copies of training state that this machine holds, in all tiers.
+        """List the copies of training state that this machine holds, in all tiers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckStorage(self, request, context):
-        """Whether this machine can write where a job's checkpoints are to go. Leaves nothing behind.
+        """Check whether this machine can write to the locations of a job's checkpoints. No file stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -292,51 +291,51 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Persist(self, request, context):
-        """Write a coming step to disk as well, and keep the newest one that is complete on all machines.
+        """Request that a future step is written to disk too, and report which steps are complete on all machines.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AlignBackups(self, request, context):
-        """Which step every rank has in its own memory and at its peer, and which one to back up next.
+        """Report the newest step that every rank has in its own memory and at its peer, and the step to back up next.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """The newest results of this machine's inspections.
+        """Return the newest results of this machine's inspections.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """A fault that an event reported, e.g. a line of the kernel log, was repaired: it counts no more.
+        """Forget the events of a fault that was repaired, e.g. lines of the kernel log, and inspect again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenExchange(self, request, context):
-        """Called by other agents: where to send or fetch state, and the token for it.
+        """Return the port and the token for sending or fetching state. Called by other agents.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Diagnose(self, request, context):
-        """Run diagnostic tests on this machine one after the other, and send their results. Refused while ranks live
-        here; where a stopped job is here, the caller has to name it. A Launch ends it.
+        """Run diagnostic tests on this machine in sequence, and stream their results. It is refused while ranks live here. If
+        the machine has a stopped job, the caller must name this job. A Launch ends the tests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stacks(self, request, context):
-        """What the processes of a job's ranks do now: states, CPU time, stacks and flight records. Ranks go on; one sample at
-        a time.
+        """Sample the processes of a job's ranks: states, CPU time, stacks and flight records. The ranks keep running, and
+        samples are taken in sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
