@@ -167,7 +167,7 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
             why = os.strerror(error.errno)
         if time.monotonic() + REACH_AGAIN_S >= deadline:
             where = ":".join(address)
-            raise ConnectionError(f"the rendezvous store (TCPStore) at {where} cannot be reached: {why}") from None
+            raise ConnectionError(f"the TCPStore at {where}, where all ranks meet, is not reached: {why}") from None
         time.sleep(REACH_AGAIN_S)
 
 

@@ -109,7 +109,7 @@ async def test_whoever_falls_silent_is_left(code: CodeCache, monkeypatch: pytest
         yield pb.CodeChunk(digest=digest, bytes=len(archive))
         await asyncio.Event().wait()
 
-    with pytest.raises(AgentError, match="no more of the archive came"):
+    with pytest.raises(AgentError, match="no further chunk"):
         await code.put(half())
     assert list(code.folder.glob("*")) == []
 

@@ -71,7 +71,7 @@ async def test_what_is_not_here_is_named_as_missing_and_brought(agent: RunningAg
     with pytest.raises(CodeMissing, match=digest[:12]):
         await agent.client.launch(request(job, digest, "train/main.py"))
     await put(agent, files)
-    for script, said in (("no.py", "not in the code"), ("../main.py", "no path within"), ("/etc/x", "no path within")):
+    for script, said in (("no.py", "not in the code"), ("../main.py", "not a path"), ("/etc/x", "not a path")):
         with pytest.raises(ConfigError, match=said):
             await agent.client.launch(request(job, digest, script))
     await agent.client.launch(request(job, digest, "train/main.py"))
@@ -104,9 +104,9 @@ async def test_what_comes_otherwise_than_announced_is_refused_and_leaves_nothing
     for announced, size, data, said in [
         ("../" + digest[3:], len(archive), archive, "digest"),
         (digest, 0, archive, "0 bytes"),
-        (digest, 1 << 40, archive, "at most"),
-        (digest, len(archive) + 1, archive, "were announced"),
-        (digest, len(archive) - 1, archive, "were announced"),
+        (digest, 1 << 40, archive, "the limit is"),
+        (digest, len(archive) + 1, archive, "not the announced"),
+        (digest, len(archive) - 1, archive, "not the announced"),
         (digest, len(archive), archive[:-9] + bytes(9), "not a complete archive"),
         ("0" * 64, len(archive), archive, "and not 0000"),
     ]:
