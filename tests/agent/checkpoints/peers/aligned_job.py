@@ -66,7 +66,7 @@ class Machine:
         self.began_at = -1
 
     def spare(self) -> None:
-        """As ``Lane.spare``."""
+        """As ``PeerSender.spare``."""
         self.own.pins = dict(pins(self.state, self.sending, self.state.backup_step))
 
     def align(self, request: pb.AlignBackupsRequest) -> None:
@@ -88,7 +88,7 @@ class Machine:
         self.state.own_step = max(self.own.held)
 
     def work(self, now: int) -> None:
-        """As ``Lane._send_what_is_due``."""
+        """As ``PeerSender._send_what_is_due``."""
         if self.sending >= 0:
             if self.sending not in self.own.held:  # overwritten meanwhile
                 self.backup.coming = self.sending = -1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.checkpoints.options import LaunchOptions, Place
-from agent.checkpoints.peers import peer_sender as lane_module
+from agent.checkpoints.peers import peer_sender
 from agent.checkpoints.peers.sender import Sender
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import SaveWatch
@@ -134,7 +134,7 @@ def test_ranks_with_the_same_peer_are_sent_alike() -> None:
 
 
 def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(peer_sender, "FIRST_RETRY_S", 0.05)
     mine.failure = AgentUnreachable("the agent at nowhere:1 did not answer")
     mine.save(1)
     wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is told")
@@ -147,7 +147,7 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
 
 
 def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(peer_sender, "FIRST_RETRY_S", 0.05)
     mine.failure = ZeroDivisionError("nobody thought of it")
     mine.save(1)
     wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is told")
@@ -168,7 +168,7 @@ def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPat
     mine.save(2)
     wait(lambda: mine.state().backup_problem != "", "the problem is told")
     assert kept() == 1
-    monkeypatch.setattr(lane_module, "LET_GO_S", 0.0)
+    monkeypatch.setattr(peer_sender, "LET_GO_S", 0.0)
     wait(lambda: kept() == -1, "it is spared no more")
     mine.failure = None
     wait(lambda: kept() == 2, "the next one is")

@@ -113,7 +113,7 @@ def test_a_rank_that_lost_the_step_costs_the_step_and_nothing_else(machine_of: C
     for step in range(9, 15):  # the save signal of rank 1 was lost
         machine.ranks[1].save(step)
     machine.save(15, ranks=(1,))
-    wait_for(lambda: "step 10 is not on disk: rank 1 went on" in machine.problem(), "it is said")
+    wait_for(lambda: "step 10 is not on disk: rank 1 overwrote it" in machine.problem(), "it is said")
     machine.save(20)
     machine.on_disk(20)
     wait_for(lambda: machine.problem() == "", "it is over")
