@@ -171,7 +171,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     service = AgentService(jobs, monitor)
     adopted = await service.recover()
     forget_earlier(host)
-    exchange.port.start(jobs.port_of)
+    exchange.port.start(jobs.copies_of)
     host.fork_servers.warm_up()
     agent_pb2_grpc.add_AgentServicer_to_server(service, server)
     await add_health(server)

@@ -20,10 +20,9 @@ import structlog
 
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
-from agent.checkpoints.peers.data_port import DataPort, JobPort
+from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.fetch import fetch_slot
 from agent.checkpoints.peers.send_slot import Fate, put
-from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import Wire, connect
 from benchmarks import forks
 from benchmarks.checkpoint_saves import scratch
@@ -167,11 +166,10 @@ def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     seconds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     received = PeerBackups(shm)
-    job_port = JobPort(shm, received)
     tokens = Tokens()
     token = tokens.issue(JOB)
     port = DataPort("127.0.0.1", tokens)
-    port.start(lambda _: job_port)
+    port.start(lambda _: received)
     target = copies.Mapped(shm / "bare", megabytes * 1_000_000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=copies.receive, args=(listener, target, count), daemon=True).start()

@@ -8,6 +8,9 @@ time.
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,18 +19,17 @@ import structlog
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.backups import PeerBackups
-from agent.checkpoints.peers.data_port import JobPort
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.peers.fetch import copy_slot, fetch_range, fetch_slot
 from agent.checkpoints.peers.sender import Sender
-from agent.checkpoints.save_watch import SaveWatch, make_fifo, own_files
+from agent.checkpoints.save_watch import SaveWatch, backup_files, make_fifo, own_files
 from agent.checkpoints.tiers.job_tiers import JobTiers
 from agent.checkpoints.tiers.open_with_timeout import TiersWithTimeout
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import DAMAGED, Pin, SlotHeader, backup_slots, own_slots, same_save
-from everstep.slots.reader import SlotReader
+from everstep.slots.reader import SlotReader, held
 from everstep.system import private_files as private
 
 logger = structlog.get_logger()
@@ -47,7 +49,6 @@ class JobCheckpoints:
         self.opened: LaunchOptions | None = None
         """The checkpoint options of the generation that runs; None: nothing is copied."""
         self.received = PeerBackups(place.shm, fenced)
-        self.job_port = JobPort(place.shm, self.received)
         self.tiers = JobTiers(place, self._fetch_range)
         self._with_timeout = TiersWithTimeout(self.tiers, place.saved)
         self._connect = partial(exchange.connect, run=place.run)
@@ -149,6 +150,49 @@ class JobCheckpoints:
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))
+
+    # Listing.
+
+    def in_memory(
+        self, *, verify_own: bool = False, verify_backups: bool = False, own_bytes: int = 0
+    ) -> list[pb.HeldCheckpoint]:
+        """List every slot of the job's own files and of its backups for other machines; files are read in parallel.
+
+        Args:
+            verify_own: Also compare the checksums of the contents of own slots, without a time limit: 5 to 8 GB/s on
+                each core (docs/concepts/checkpoints.md).
+            verify_backups: Also compare the checksums of backups; a restore from a backup always verifies it.
+            own_bytes: Compare the checksums of own slots if all own slots together have at most this many bytes.
+        """
+        own, backups = own_files(self.place.shm), backup_files(self.place.shm)
+        copies = self._slots(own, pb.HeldCheckpoint.OWN, verify=verify_own)
+        if not verify_own and sum(copy.bytes for copy in copies) <= own_bytes:
+            copies = self._slots(own, pb.HeldCheckpoint.OWN, verify=True)
+        return [*copies, *self._slots(backups, pb.HeldCheckpoint.BACKUP, verify=verify_backups)]
+
+    def _slots(
+        self, files: Mapping[int, Path], tier: pb.HeldCheckpoint.Tier.ValueType, *, verify: bool
+    ) -> list[pb.HeldCheckpoint]:
+        if not files:
+            return []
+        with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), thread_name_prefix="verify") as pool:
+            listings = list(pool.map(lambda path: held(path, verify=verify), files.values()))
+        return [
+            pb.HeldCheckpoint(
+                rank=rank,
+                completed_steps=slot.completed_steps,
+                bytes=slot.bytes,
+                valid=slot.valid,
+                reason=slot.reason,
+                tier=tier,
+                generation=slot.generation,
+                saved_ns=slot.saved_ns,
+                run=self.place.run,
+                unverified=slot.valid and not verify,
+            )
+            for rank, slots in zip(files, listings, strict=True)
+            for slot in slots
+        ]
 
     # Restoring.
 

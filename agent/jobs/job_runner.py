@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -25,11 +26,12 @@ from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, to_exit
+from agent.tracer.processes import STOPPED
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
 from everstep.errors import AgentError, ConfigError, Fenced, ForkServerLost, StillDying
 from everstep.system import private_files as private
-from everstep.system.procfs import is_alive, process_of
+from everstep.system.procfs import is_alive, process_of, state_of
 
 RUN = "run"
 """File in a job's shared memory with the id of its run. It exists as long as the memory, even without a record."""
@@ -323,6 +325,38 @@ class JobRunner:
             texts.append(f"{who} has been dying for {max(time.monotonic() - since, 0):.0f} s")
         return StillDying(listed(texts, NAMED))
 
+    def progress(self) -> list[pb.RankProgress]:
+        """Return the progress of each rank of the newest generation."""
+        messages = []
+        disk = f"the state folder cannot be written: {problem}" if (problem := self.host.disk.problem) else ""
+        for rank in self.record.of(self.record.generation):
+            message = pb.RankProgress(
+                rank=rank.rank,
+                generation=rank.generation,
+                pid=rank.pid,
+                alive=rank.end is None,
+                exit=to_exit(rank.end) if rank.end else None,
+                completed_steps=-1,
+                loss=math.nan,
+                grad_norm=math.nan,
+                saved=self.checkpoints.place.saved.of(rank.rank),
+                stopped=rank.end is None and is_stopped(rank),
+            )
+            if disk:
+                message.saved.disk_problem = "; ".join(filter(None, [disk, message.saved.disk_problem]))
+            if report := self.ranks.reports.get(rank.rank, rank.generation):
+                now = report.snapshot()
+                message.attached, message.finished = now.attached, now.finished
+                message.completed_steps, message.optimizer_steps = now.completed_steps, now.optimizer_steps
+                message.reports, message.stepped_ns = now.published, now.stepped_ns
+                message.milestones.CopyFrom(pb.Milestones(**now.milestones))
+                message.tokens = self.ranks.archive.tokens(rank.rank, rank.generation)
+                if now.newest:
+                    message.metrics.CopyFrom(self.ranks.metrics.message(report, now.flops))
+                    message.loss, message.grad_norm = now.newest.loss, now.newest.grad_norm
+            messages.append(message)
+        return messages
+
     async def release(self) -> int:
         """End the job on this machine, with its fork server and shared memory; returns the bytes that were freed."""
         newest = max([self.record.generation, *(store.generation for store in self.record.stores), 0])
@@ -383,6 +417,11 @@ class JobRunner:
                 f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
                 "stopped here after that, so this launch may be a late one. Stop that generation first"
             )
+
+
+def is_stopped(rank: RankRecord) -> bool:
+    """Return whether the process of a rank is stopped."""
+    return state_of(rank.pid, rank.start_ticks) == STOPPED
 
 
 def signal_process(pid: int, number: int) -> None:

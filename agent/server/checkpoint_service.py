@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from agent.checkpoints.inventory import in_memory
 from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
 from agent.jobs.job_runner import JobRunner
 from agent.jobs.variables import read_variables
-from agent.server.job_registry import Context, JobRegistry, check_job
-from agent.statuses import status_of
+from agent.server.job_registry import Context, JobRegistry, check_job, refusals
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
@@ -37,7 +35,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
         """List the copies that this machine holds, in all tiers; also for a job that is not known here."""
-        try:
+        async with refusals(context):
             check_job(request.job)
             runner = self.jobs.runners.get(request.job)
             copies = (
@@ -45,21 +43,15 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
             )
             verify = request.verify
             memory, below = await asyncio.gather(
-                asyncio.to_thread(in_memory, copies.place, verify_own=verify, verify_backups=verify),
+                asyncio.to_thread(copies.in_memory, verify_own=verify, verify_backups=verify),
                 self.host.reads.do(lambda: copies.tiers.held(request)),
             )
-        except (EverstepError, OSError) as error:
-            await context.abort(status_of(error), str(error))
-            raise
         return pb.CheckpointsReply(checkpoints=[*memory, *below])
 
     async def CheckStorage(self, request: pb.CheckStorageRequest, context: Context) -> pb.CheckStorageReply:  # noqa: N802
         """Check whether checkpoints can be written to their locations; storage that hangs is not judged."""
-        try:
+        async with refusals(context):
             check_job(request.job)
-        except ConfigError as error:
-            await context.abort(status_of(error), str(error))
-            raise
         checks = storage_check.checks(request.job, request.disk_path, request.remote_url)
         missing = ""
         try:
@@ -117,18 +109,15 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
         """Return the port and the token with which another agent sends and fetches the job's state."""
-        try:
+        async with refusals(context):
             check_job(request.job)
-            if self.jobs.port_of(request.job) is None:
+            if self.jobs.copies_of(request.job) is None:
                 self.jobs.runner(request.job)
             if (run := self.jobs.runners[request.job].record.run) != request.run:
                 raise AgentError(
                     f"{self.host.machine} has run {run or 'unknown'} of {request.job}, and {request.machine} asks for "
                     f"{request.run or 'an unknown one'}"
                 )
-        except EverstepError as error:
-            await context.abort(status_of(error), str(error))
-            raise
         return pb.OpenExchangeReply(
             port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
         )
@@ -140,11 +129,11 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
             runner: The job's runner.
             verify_bytes: Own slots are verified if all of them together have at most this many bytes; None: always.
         """
-        place, tiers = runner.checkpoints.place, runner.checkpoints.tiers
+        copies, place = runner.checkpoints, runner.checkpoints.place
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
         # This reads the state folder and then asks each folder, and each of them may take the whole time.
-        below = asyncio.create_task(self.host.reads.do(lambda: tiers.held(request), 2 * DISK_PATIENCE_S))
-        found = await asyncio.to_thread(in_memory, place, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
+        below = asyncio.create_task(self.host.reads.do(lambda: copies.tiers.held(request), 2 * DISK_PATIENCE_S))
+        found = await asyncio.to_thread(copies.in_memory, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
         try:
             return [*found, *await below]
         except (TimeoutError, AgentError) as error:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import structlog
-
 from agent.jobs.job_runner import JobRunner
 from agent.jobs.trial import try_script
 from agent.jobs.variables import read_variables
 from agent.server.checkpoint_service import CheckpointsService
-from agent.server.job_registry import Context, check_job
-from agent.statuses import status_of
+from agent.server.job_registry import Context, check_job, refusals
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import EverstepError
-
-logger = structlog.get_logger()
 
 
 class CodeService(CheckpointsService):
@@ -24,19 +18,13 @@ class CodeService(CheckpointsService):
 
     async def HasCode(self, request: pb.HasCodeRequest, context: Context) -> pb.HasCodeReply:  # noqa: N802
         """Return which snapshots this machine has."""
-        try:
+        async with refusals(context):
             return pb.HasCodeReply(digests=await self.host.code.has(request.digests))
-        except (EverstepError, OSError) as error:
-            await context.abort(status_of(error), str(error))
-            raise
 
     async def PutCode(self, chunks: AsyncIterator[pb.CodeChunk], context: Context) -> pb.PutCodeReply:  # noqa: N802
         """Receive a snapshot."""
-        try:
+        async with refusals(context):
             return await self.host.code.put(chunks)
-        except (EverstepError, OSError) as error:
-            await context.abort(status_of(error), str(error))
-            raise
 
     async def TryCode(self, request: pb.TryCodeRequest, context: Context) -> pb.TryCodeReply:  # noqa: N802
         """Run a script until it joins the job."""
@@ -46,13 +34,9 @@ class CodeService(CheckpointsService):
             values = await asyncio.to_thread(read_variables, program.env_from, program.env_file, self.host.machine)
             return await try_script(self.host, request, values)
 
-        try:
+        async with refusals(context, command="TryCode", job=request.job, request=request.request_id):
             check_job(request.job)
             return await self.jobs.memory.once("TryCode", request, pb.TryCodeReply, carry_out)
-        except (EverstepError, OSError) as error:
-            logger.warning("code cannot be tried", job=request.job, reason=str(error))
-            await context.abort(status_of(error), str(error))
-            raise
 
     async def AlignRanks(self, request: pb.AlignRanksRequest, context: Context) -> pb.AlignRanksReply:  # noqa: N802
         """Make all ranks wait at the end of the same step."""

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import structlog
-
 from agent.diagnoser.diagnoser import Diagnoser
 from agent.server.checkpoint_service import CheckpointsService
-from agent.server.job_registry import Context, JobRegistry, check_job
-from agent.statuses import status_of
+from agent.server.job_registry import Context, JobRegistry, check_job, refusals
 from agent.tracer.tracer import Tracer, ranks_traced
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import listed
-from everstep.errors import AgentError, EverstepError
-
-logger = structlog.get_logger()
+from everstep.errors import AgentError
 
 
 class DiagnoseService(CheckpointsService):
-    """The rpc Diagnose."""
+    """Diagnose and Stacks."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         super().__init__(jobs)
         host = self.host
         self.diagnoser = Diagnoser(host.machine, host.address, host.state_dir, host.sockets)
+        self.tracer = Tracer(host.machine)
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Context) -> AsyncIterator[pb.DiagnoseReply]:  # noqa: N802
         """Run tests; each result is sent when its test ends."""
-        try:
+        async with refusals(context, command="Diagnose", job=request.job, request=request.request_id):
             if request.job:
                 check_job(request.job)
             self._check_idle(request)
             run = self.diagnoser.start(request)
             async for reply in self.diagnoser.follow(run):
                 yield reply
-        except (EverstepError, OSError) as error:
-            logger.warning("refused", command="Diagnose", request=request.request_id, reason=str(error))
-            await context.abort(status_of(error), str(error))
 
     def _check_idle(self, request: pb.DiagnoseRequest) -> None:
         """Refuse tests while ranks live: tests need the same devices, and measure wrong values beside ranks.
@@ -56,14 +49,6 @@ class DiagnoseService(CheckpointsService):
                     f"{self.host.machine} has the job {job}, run {record.run or 'unknown'}, which may start its ranks "
                     "at any time: tests are run for that job or not at all"
                 )
-
-
-class TraceService(CheckpointsService):
-    """The rpc Stacks."""
-
-    def __init__(self, jobs: JobRegistry) -> None:
-        super().__init__(jobs)
-        self.tracer = Tracer(self.host.machine)
 
     async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:  # noqa: N802
         """Sample the current state of the processes of a job's newest generation."""

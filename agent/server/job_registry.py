@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import Message
 
-from agent.checkpoints.peers.data_port import JobPort
+from agent.checkpoints.peers.backups import PeerBackups
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
 from agent.monitor.inspection import RankSeen
@@ -57,10 +58,10 @@ class JobRegistry:
         records = [runner.record for runner in list(self.runners.values())]
         return {record.code for record in records if record.code and not record.released}
 
-    def port_of(self, job: str) -> JobPort | None:
-        """Return a job's copies for the data port; None: the job is not on this machine. Called in any thread."""
+    def copies_of(self, job: str) -> PeerBackups | None:
+        """Return a job's backups for the data port; None: the job is not on this machine. Called in any thread."""
         runner = self.runners.get(job)
-        return runner.checkpoints.job_port if runner and not runner.record.released else None
+        return runner.checkpoints.received if runner and not runner.record.released else None
 
     async def command(
         self,
@@ -71,16 +72,11 @@ class JobRegistry:
         carry_out: Callable[[], Awaitable[Reply]],
     ) -> Reply:
         """Carry a command out once for each request id; errors become statuses."""
-        log = logger.bind(command=name, job=request.job, request=request.request_id)
-        try:
+        async with refusals(context, command=name, job=request.job, request=request.request_id):
             check_job(request.job)
             if name != "Release":
                 await self._turn_to(request.job, request.run)
             return await self.memory.once(name, request, reply_type, carry_out)
-        except (EverstepError, OSError) as error:
-            log.warning("refused", reason=str(error))
-            await context.abort(status_of(error), str(error))
-            raise
 
     async def _turn_to(self, job: str, run: str) -> None:
         """Remove the remains of an earlier run of a job's name before a command of a newer run is carried out.
@@ -188,6 +184,18 @@ class JobRegistry:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{self.host.machine} knows no job {job!r}")
             raise AssertionError
         return runner
+
+
+@contextlib.asynccontextmanager
+async def refusals(context: Context, **fields: str) -> AsyncIterator[None]:
+    """End the rpc with the status of an error that is raised in this context; with ``fields`` it is logged too."""
+    try:
+        yield
+    except (EverstepError, OSError) as error:
+        if fields:
+            logger.warning("refused", reason=str(error), **fields)
+        await context.abort(status_of(error), str(error))
+        raise
 
 
 def _set_aside(folder: Path) -> None:

@@ -9,7 +9,6 @@ from agent.exposition import Samples, described, verdicts
 from agent.jobs.job_runner import JobRunner
 from agent.monitor.monitor import InspectionState, Monitor
 from agent.server.job_registry import JobRegistry
-from agent.server.progress import progress_of
 from agent.v1 import agent_pb2 as pb
 from everstep.model.finding import together
 
@@ -81,7 +80,7 @@ def _job(samples: Samples, job: str, runner: JobRunner) -> None:
     record = runner.record
     samples.add("job_generation", record.generation, job=job)
     samples.add("job_fenced_generation", record.fenced, job=job)
-    ranks = progress_of(runner)
+    ranks = runner.progress()
     runner.checkpoints.place.saved.set_ages(ranks)
     alive = sum(rank.alive for rank in ranks)
     for state, number in (("alive", alive), ("ended", len(ranks) - alive)):

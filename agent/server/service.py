@@ -18,16 +18,15 @@ import structlog
 
 import everstep
 from agent.diagnoser.kind import hardware
-from agent.jobs.job_runner import RUN, JobRunner
+from agent.jobs.job_runner import RUN, JobRunner, is_stopped
 from agent.jobs.variables import read_variables
 from agent.launcher.fork_client import ForkServerClient
 from agent.monitor.monitor import MOST_REPORTED, Monitor
 from agent.reporting import rank_logs
 from agent.reporting.observations import finding_message
 from agent.server.code_service import CodeService
-from agent.server.diagnose_service import DiagnoseService, TraceService
+from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
-from agent.server.progress import is_stopped, progress_of
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
@@ -50,7 +49,7 @@ STEPS_PATIENCE_S = 5.0
 logger = structlog.get_logger()
 
 
-class AgentService(DiagnoseService, CodeService, TraceService):
+class AgentService(DiagnoseService, CodeService):
     """The rpcs of a machine's agent."""
 
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
@@ -157,7 +156,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             record = runner.record
             if record.released:
                 continue
-            server, ranks = runner.server, progress_of(runner)
+            server, ranks = runner.server, runner.progress()
             runner.checkpoints.place.saved.set_ages(ranks)
             reply.jobs.add(
                 job=job,
@@ -323,7 +322,7 @@ class AgentService(DiagnoseService, CodeService, TraceService):
             reply = pb.ProgressReply()
             if runner:
                 reply.generation = runner.record.generation
-                reply.ranks.extend(progress_of(runner))
+                reply.ranks.extend(runner.progress())
             state = reply.SerializeToString(deterministic=True)
             if state != sent or time.monotonic() - sent_at >= PROGRESS_CEILING_S:
                 sent, sent_at = state, time.monotonic()

@@ -35,7 +35,7 @@ class PeerBackups:
     """All backups that a machine holds for one job; thread-safe."""
 
     def __init__(self, shm: Path, fenced: int = 0) -> None:
-        self._shm = shm
+        self.shm = shm
         self._lock = threading.Lock()
         self._fenced = fenced
         self._launched = 0
@@ -98,7 +98,7 @@ class PeerBackups:
     def launch(self, generation: int, resume_step: int) -> None:
         """Drop the slots that a new generation abandons."""
         self._launched = generation
-        for rank in backup_files(self._shm):
+        for rank in backup_files(self.shm):
             backup = self._backup(rank)
             # A backup that accepts an offer of the new generation has dropped them already, and is not waited for.
             if backup.generation < generation and backup.turn.acquire(timeout=TAKE_OVER_S):
@@ -139,7 +139,7 @@ class PeerBackups:
             BackupRefused: there is too little room, with numbers; or the folder is not private to the agent.
         """
         try:
-            private.make_folder(self._shm)  # an offer may arrive before this machine's own Launch
+            private.make_folder(self.shm)  # an offer may arrive before this machine's own Launch
         except ConfigError as error:
             raise BackupRefused(str(error)) from error
         if size > self._room():
@@ -147,11 +147,11 @@ class PeerBackups:
         if size > (room := self._room()):
             raise BackupRefused(
                 f"no room for the backup of rank {rank}: it needs {size_text(size)}, and {size_text(room)} are "
-                f"free in {self._shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
+                f"free in {self.shm.parent}. Make /dev/shm larger, use fewer slots, or turn backups off"
             )
 
     def _room(self) -> int:
-        return min(free(self._shm), memory_available())
+        return min(free(self.shm), memory_available())
 
     def remove_stale(self, before: int | None) -> bool:
         """Remove backups of ranks that send to another machine since the newest Launch.
@@ -171,7 +171,7 @@ class PeerBackups:
         if newest < self._launched:
             return True
         left = False
-        for rank in backup_files(self._shm):
+        for rank in backup_files(self.shm):
             backup = self._backup(rank)
             if backup.generation >= newest:
                 continue
@@ -195,5 +195,5 @@ class PeerBackups:
     def _backup(self, rank: int) -> Backup:
         with self._lock:
             if rank not in self._backups:
-                self._backups[rank] = Backup(backup_slots(self._shm, rank))
+                self._backups[rank] = Backup(backup_slots(self.shm, rank))
             return self._backups[rank]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from agent.checkpoints.peers.backup import Transfer
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Offer, Request, as_message, parse
 from agent.checkpoints.peers.handshake import Handshakes
-from agent.checkpoints.peers.tokens import Tokens
 from agent.checkpoints.peers.wire import SILENT_S, Message, Wire, session_key
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
 from everstep.slots.format import backup_slots, own_slots
@@ -32,17 +32,27 @@ PIECE = 4 << 20
 logger = structlog.get_logger()
 
 
-class JobPort:
-    """The copies of one job on this machine, for the data port."""
+class Tokens:
+    """The keys of the data port: a random token for each job, as long as this agent lives; thread-safe."""
 
-    def __init__(self, shm: Path, received: PeerBackups) -> None:
-        self.shm = shm
-        self.received = received
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: dict[str, bytes] = {}
 
-    def path(self, request: Request) -> Path:
-        """Return the file that a request names."""
-        slots = own_slots if request.file == "own" else backup_slots
-        return slots(self.shm, request.rank)
+    def issue(self, job: str) -> bytes:
+        """Return the token of a job, which is made at the first call."""
+        with self._lock:
+            return self._tokens.setdefault(job, secrets.token_bytes(32))
+
+    def of(self, job: str) -> bytes | None:
+        """Return the token of a job; None: it has no token."""
+        with self._lock:
+            return self._tokens.get(job)
+
+    def forget(self, job: str) -> None:
+        """Forget the token of a job that is over; no connection with the token is accepted any more."""
+        with self._lock:
+            self._tokens.pop(job, None)
 
 
 class DataPort:
@@ -58,7 +68,7 @@ class DataPort:
 
     def __init__(self, host: str, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._port_of: Callable[[str], JobPort | None] = lambda _: None
+        self._copies_of: Callable[[str], PeerBackups | None] = lambda _: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         name = host.strip("[]")
@@ -67,13 +77,13 @@ class DataPort:
         self.port = int(listener.getsockname()[1])
         self._handshakes = Handshakes(listener, self._key, self._enter)
 
-    def start(self, port_of: Callable[[str], JobPort | None]) -> None:
+    def start(self, copies_of: Callable[[str], PeerBackups | None]) -> None:
         """Start to serve.
 
         Args:
-            port_of: Returns a job's copies, or None if the job is not known here; called in any thread.
+            copies_of: Returns a job's backups, or None if the job is not known here; called in any thread.
         """
-        self._port_of = port_of
+        self._copies_of = copies_of
         self._handshakes.open()
 
     def close(self) -> None:
@@ -116,16 +126,16 @@ class DataPort:
             connection.close()
 
     def _converse(self, wire: Wire, job: str, request: Message) -> None:
-        job_port = self._port_of(job)
-        if job_port is None:
+        copies = self._copies_of(job)
+        if copies is None:
             raise WireError(f"job {job[:40]!r} is not known here")
         while True:
             wire.set_patience(SILENT_S)
             match parse(request):
                 case Offer() as offer:
-                    receive_offer(wire, offer, job_port.received)
+                    receive_offer(wire, offer, copies)
                 case Request() as get:
-                    send_copy(wire, get, job_port)
+                    send_copy(wire, get, copies.shm)
             wire.set_patience(IDLE_S)
             request = wire.receive()
 
@@ -161,9 +171,9 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
     return True
 
 
-def send_copy(wire: Wire, request: Request, job_port: JobPort) -> None:
+def send_copy(wire: Wire, request: Request, shm: Path) -> None:
     """Handle a GET on the sender's side: send the header, then the payload, which the receiver verifies."""
-    path = job_port.path(request)
+    path = (own_slots if request.file == "own" else backup_slots)(shm, request.rank)
     try:
         reader = SlotReader(path)
     except (OSError, CorruptCheckpoint) as error:

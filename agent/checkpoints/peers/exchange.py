@@ -6,8 +6,7 @@ import asyncio
 import threading
 import weakref
 
-from agent.checkpoints.peers.data_port import DataPort
-from agent.checkpoints.peers.tokens import Tokens
+from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.wire import Wire, connect
 from agent.client import AgentClients
 from agent.security import ClientSecurity

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
-from agent.checkpoints.peers.data_port import DataPort, JobPort
-from agent.checkpoints.peers.tokens import Tokens
+from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.wire import Wire, connect
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
@@ -38,8 +37,7 @@ class Side:
         self.received = PeerBackups(self.shm, fenced)
         self.tokens = Tokens()
         self.port = DataPort(HOST, self.tokens)
-        job_port = JobPort(self.shm, self.received)
-        self.port.start(lambda job: job_port if job == JOB else None)
+        self.port.start(lambda job: self.received if job == JOB else None)
 
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:
         port = through.port if through else self.port.port
