@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.slow.own_past import CpuPerStep
 from everstep.decisions.detect.cpu_watch import CpuWatch
 from everstep.decisions.detect.metric_watch import MetricWatch, Series
 from everstep.errors import EverstepError
@@ -76,22 +75,14 @@ class JobMetrics:
         return message
 
 
-def _look_at_cpu(read: _Read, report: ReportFile) -> None:
-    """Once for each look at its pace: what it takes to compute a step belongs to the same steps, but for one."""
-    pace = read.watch.pace
-    if pace.comparisons == read.looks:
-        return
-    read.looks = pace.comparisons
-    if (used := main_thread_s(report.snapshot().pid)) is not None:
-        read.cpu.observe(read.watch.step, *used, step_s=pace.step_s, slower=pace.slow_comparisons > 0)
 def _read_cpu(rank: _RankMetrics, report: ReportFile) -> None:
     """Read the rank's CPU time whenever a new pace was measured: so both cover the same steps, except for one step."""
     pace = rank.watch.pace
-    if pace.looks == rank.paces:
+    if pace.comparisons == rank.paces:
         return
-    rank.paces = pace.looks
+    rank.paces = pace.comparisons
     if (used := main_thread_s(report.snapshot().pid)) is not None:
-        rank.cpu.observe(rank.watch.step, *used, step_s=pace.step_s, slower=pace.slow_looks > 0)
+        rank.cpu.observe(rank.watch.step, *used, step_s=pace.step_s, slower=pace.slow_comparisons > 0)
 
 
 def _read_earlier_generation(rank: _RankMetrics, report: ReportFile) -> None:

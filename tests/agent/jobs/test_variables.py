@@ -75,7 +75,7 @@ async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch:
         assert [path for path in kept if any(one.encode() in path.read_bytes() for one in (FIRST, SECOND))] == []
         file.write_text("")
         request.generation, request.request_id = 2, "launch-2"
-        with pytest.raises(ConfigError, match="TWO, .* is neither"):
+        with pytest.raises(ConfigError, match=r"TWO, .* is neither"):
             await agent.client.launch(request, timeout_s=60)
         await job.release()
 
