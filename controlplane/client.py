@@ -1,4 +1,4 @@
-"""The control plane as a command uses it: start, query, signal and follow jobs."""
+"""The connection of a command to the control plane: it starts, queries, signals and follows jobs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that re
     from activities.ledger.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
-"""A query that no worker answers within this is given up."""
+"""Time limit for the answer to a query."""
 ASK_AGAIN_S = 1.0
-"""Wait before Temporal is asked again after it did not answer, seconds."""
+"""Wait before the next attempt if Temporal did not answer, seconds."""
 JOBS_LISTED = 50
 
 
@@ -68,7 +68,7 @@ class Control:
         self.agents = AgentClients(ClientSecurity(ca_file=authority, token_file=token_file) if token_file else None)
         self._ledger: Ledger | None = None
         self.task_queue = cluster.task_queue if cluster else os.environ.get(environment.TASK_QUEUE) or TASK_QUEUE
-        """Of the cluster's jobs."""
+        """Task queue of the cluster's jobs."""
 
     @classmethod
     async def connect(
@@ -76,8 +76,8 @@ class Control:
     ) -> Control:
         """Connect to a local cluster, or else to the server that the user configured for Temporal's tools.
 
-        An inventory, from the argument or from ``EVERSTEP_INVENTORY``, means the deployed cluster that it
-        describes, even if a local cluster runs on this computer.
+        If there is an inventory, from the argument or from ``EVERSTEP_INVENTORY``, this connects to the deployed
+        cluster that it describes, even if a local cluster runs on this computer.
 
         Args:
             cluster_name: Name of the local cluster.
@@ -94,15 +94,15 @@ class Control:
         path = None if local else inventory_path(inventory)
         if path and choice is None:
             raise ConfigError(
-                f"the inventory {path} names the machines of a deployed cluster, and nothing its Temporal server: set "
-                f"TEMPORAL_ADDRESS, or unset {environment.INVENTORY} for a local cluster"
+                f"the inventory {path} describes a deployed cluster, but the address of its Temporal server is not "
+                f"known: set TEMPORAL_ADDRESS, or unset {environment.INVENTORY} to use a local cluster"
             )
         machines = load(path) if path else None
         if not path and (choice is None or ClusterFile.path_of(cluster_name).exists()):
             cluster = ClusterFile.load(cluster_name)
         address = cluster.temporal_address if cluster else choice.address if choice else ""
         try:
-            if choice is not None and address == choice.address:  # with its TLS and keys
+            if choice is not None and address == choice.address:  # the configuration has TLS and keys too
                 client = await Client.connect(
                     **ClientConfig.load_client_connect_config(),
                     data_converter=data_converter(),
@@ -131,7 +131,7 @@ class Control:
     # Addresses and locations.
 
     def link(self, workflow_id: str) -> str:
-        """Address of a workflow in Temporal's Web UI; "" when its address is not known."""
+        """Address of a workflow in Temporal's Web UI; "" if the address of the Web UI is not known."""
         base = self.cluster.ui_url if self.cluster else os.environ.get(environment.UI_URL, "")
         return f"{base}/namespaces/{self.client.namespace}/workflows/{quote(workflow_id, safe='')}" if base else ""
 
@@ -142,12 +142,12 @@ class Control:
 
     @property
     def all_machines(self) -> list[Machine]:
-        """All machines, with the standbys. Empty when they are not known."""
+        """All machines, the standbys last; empty: they are not known."""
         return self._owner.machines if self._owner else []
 
     @property
     def versions_url(self) -> str:
-        """URL of the store of code versions; "" when it is not known here."""
+        """URL of the store of code versions; "" if it is not known here."""
         return self.cluster.versions_url if self.cluster else os.environ.get(environment.VERSIONS, "")
 
     @property
@@ -156,7 +156,7 @@ class Control:
         return self.all_machines[: len(self.all_machines) - self._owner.standbys] if self._owner else []
 
     async def ledger(self) -> Ledger | None:
-        """The ledger; None when no ledger can be read from here."""
+        """The ledger; None: no ledger can be read from here."""
         url = self.cluster.ledger_url if self.cluster else os.environ.get(environment.LEDGER_URL, "")
         if self._ledger is None and url:
             from activities.ledger.ledger import Ledger
@@ -165,7 +165,7 @@ class Control:
                 self._ledger = await asyncio.to_thread(Ledger.open, url, create=False)
         return self._ledger
 
-    # A job.
+    # Jobs.
 
     async def start_job(
         self,
@@ -218,11 +218,11 @@ class Control:
             except WorkflowAlreadyStartedError:
                 raise ConfigError(
                     f"job {spec.name} is running already: follow it with 'everstep attach {spec.name}{self.option}', "
-                    f"or choose another --name"
+                    "or choose another --name"
                 ) from None
 
     async def state(self, job: str) -> JobState:
-        """The state of a job's newest run; also after it has ended.
+        """The state of a job's newest run, which may have ended.
 
         Raises:
             ConfigError: there is no such job.
@@ -233,12 +233,11 @@ class Control:
             return state
 
     async def result(self, job: str) -> JobResult:
-        """Wait for a job's end, also through outages of Temporal; see ``run_of`` for a job that was
-        terminated.
+        """Wait for a job's end, also through outages of Temporal.
 
         Raises:
             temporalio.client.WorkflowFailureError: it was terminated, or its workflow failed.
-            temporalio.service.RPCError: Temporal knows of no such job.
+            temporalio.service.RPCError: Temporal has no such job.
         """
         handle = self.client.get_workflow_handle(job_workflow_id(job), result_type=JobResult)
         while True:
@@ -254,22 +253,21 @@ class Control:
         """The newest run of a job.
 
         Raises:
-            ConfigError: there is no such job; the message names near ones.
+            ConfigError: there is no such job; the message names jobs with similar names.
         """
         try:
             with self._answers(job):
                 description = await self._handle(job).describe()
         except NoSuchJob:
-            known = [run.name for run in await self.jobs()]
-            near = difflib.get_close_matches(job, known, n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"known are {', '.join(known[:8])}" if known else "none ran yet"
-            )
+            names = [run.name for run in await self.jobs()]
+            near = difflib.get_close_matches(job, names, n=1)
+            hint = f"there are {', '.join(names[:8])}" if names else "no job has run yet"
+            hint = f"did you mean {near[0]}?" if near else hint
             raise ConfigError(f"there is no job {job}: {hint}") from None
         return JobRun(job, _status(description.status), description.start_time, description.close_time)
 
     async def jobs(self, limit: int = JOBS_LISTED) -> list[JobRun]:
-        """The newest run of every job, newest first, as long as Temporal keeps them.
+        """The newest run of every job that Temporal still has, running jobs first, then the newest first.
 
         Raises:
             ClusterError: Temporal does not answer.
@@ -300,7 +298,7 @@ class Control:
         if not run.running:
             raise ConfigError(f"job {job} does not run any more: see 'everstep status {job}{self.option}'")
 
-    # Its incidents.
+    # Incidents.
 
     async def open_incident(self, reference: str) -> IncidentSummary:
         """The open incident for a name: ``gpt`` (the job's open incident), ``gpt/2`` or ``incident/gpt/0002``.
@@ -316,8 +314,8 @@ class Control:
             raise ConfigError(f"job {job} has no incident {number}: see 'everstep incidents {job}{self.option}'")
         still_open = [incident for incident in wanted if not incident.resolution]
         if not still_open:
-            what = f"incident {wanted[-1].id} is closed" if number is not None else f"job {job} has no open incident"
-            raise ConfigError(f"{what}; the job is {state.status}: see 'everstep status {job}{self.option}'")
+            why = f"incident {wanted[-1].id} is closed" if number is not None else f"job {job} has no open incident"
+            raise ConfigError(f"{why}; the job is {state.status}: see 'everstep status {job}{self.option}'")
         return still_open[-1]
 
     async def stage(self, incident_id: str) -> CurrentStage:
@@ -332,14 +330,20 @@ class Control:
             return stage
 
     async def evictions(self, incident_id: str) -> EvictionState:
-        """The evictions of an incident, open or closed, with the rules' answers; raises as :meth:`stage`."""
+        """The evictions of an open or closed incident, with the rules' answers; raises errors as :meth:`stage` does."""
         with self._answers(incident_id):
             handle = self.client.get_workflow_handle(incident_id)
-            known: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)
-            return known
+            state: EvictionState = await handle.query("evictions", result_type=EvictionState, rpc_timeout=ANSWER_LIMIT)
+            return state
 
     async def answer(self, incident_id: str, answer: str, note: str = "", *, accept_loss: bool = False) -> None:
-        """Send an operator's ``resume`` or ``abandon``; ``accept_loss``: give up newer steps that may exist.
+        """Send the answer of an operator to an incident.
+
+        Args:
+            incident_id: Id of the incident.
+            answer: ``resume`` or ``abandon``.
+            note: Why; it is kept with the incident.
+            accept_loss: With ``resume``: give up newer steps that may exist.
 
         Raises:
             ClusterError: Temporal does not answer.
@@ -349,7 +353,7 @@ class Control:
             more = {"accept_loss": True} if accept_loss else {}
             await handle.signal(answer, {"operator": getpass.getuser(), "note": note, **more})
 
-    # Its progress.
+    # Progress.
 
     def feed(self, job: str, machines: Sequence[Machine], interval_s: float = 0.2) -> ProgressFeed:
         """Progress of a job's ranks on all machines; use it as an async context manager."""
@@ -361,35 +365,37 @@ class Control:
         return self.client.get_workflow_handle(job_workflow_id(job))
 
     def _address_hint(self) -> str:
-        return f"'everstep up{self.option}' helps" if self.cluster else "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"
+        if self.cluster:
+            return f"run 'everstep up{self.option}'"
+        return "check TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE"
 
     @contextmanager
-    def _answers(self, what: str) -> Iterator[None]:
-        """Turn the failures of a call into errors that name a remedy."""
+    def _answers(self, name: str) -> Iterator[None]:
+        """Turn the failures of a call about a job or an incident into errors that name a remedy."""
         try:
             yield
         except WorkflowQueryFailedError as error:
-            raise ClusterError(f"{what} cannot be asked now: {error}") from error
+            raise ClusterError(f"{name} cannot be queried now: {error}") from error
         except (ValueError, zlib.error) as error:  # pydantic's errors are ValueErrors
             raise ClusterError(
-                f"{what} says what this release cannot read: use the everstep that it was started with, or a newer "
-                f"one; 'everstep stop {what}{self.option}' works all the same ({one_line(error)})"
+                f"this release cannot read the answer of {name}: use the release of everstep that started it, or a "
+                f"newer release. 'everstep stop {name}{self.option}' works nevertheless ({one_line(error)})"
             ) from error
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND and "namespace" in str(error).lower():
                 raise ClusterError(
-                    f"the Temporal server at {self.client.service_client.config.target_host} is another one: it has no "
-                    f"namespace {self.client.namespace}; {self._address_hint()}"
+                    f"the Temporal server at {self.client.service_client.config.target_host} has no namespace "
+                    f"{self.client.namespace}, so it is not the server of this cluster: {self._address_hint()}"
                 ) from error
             if error.status is RPCStatusCode.NOT_FOUND:
-                raise NoSuchJob(f"there is no job or incident {what}: see 'everstep status'") from error
+                raise NoSuchJob(f"there is no job or incident {name}: see 'everstep status'") from error
             if "imeout" in str(error) or error.status is RPCStatusCode.DEADLINE_EXCEEDED:
                 hint = (
-                    f"'everstep up{self.option}' starts what is missing"
+                    f"'everstep up{self.option}' starts missing workers"
                     if self.cluster
-                    else f"see that workers run, with task queue {self.task_queue} and this namespace"
+                    else f"check that workers run with task queue {self.task_queue} and this namespace"
                 )
-                raise ClusterError(f"Temporal is up but no worker answers for {what}: {hint}") from error
+                raise ClusterError(f"Temporal is up, but no worker answers for {name}: {hint}") from error
             hint = f"'everstep up{self.option}' starts it" if self.cluster else "check TEMPORAL_ADDRESS"
             raise ClusterError(f"Temporal does not answer ({error}): {hint}") from error
 

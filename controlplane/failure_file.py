@@ -1,9 +1,10 @@
-"""Failures of machines in a file of JSON lines: first the cluster, then one line for each failure.
+"""Reads recorded failures of machines from a file of JSON lines: first the cluster, then one line for each failure.
 
     {"machines": 400, "from": 0, "until": 30151854}
     {"machine": "n000", "failed": 336571, "repaired": 4666058}
 
-Times are seconds of any clock, the same in all lines. ``repaired`` is null, or left out, while the machine is not back.
+Times are seconds of any clock, which is the same in all lines. ``repaired`` is null or missing if the machine is not
+back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from everstep.errors import ConfigError
 DAY_S = 86_400.0
 SHAPE = (
     'the first line is {"machines": 400, "from": 0, "until": 30151854}, '
-    'each other one {"machine": "n000", "failed": 336571, "repaired": 4666058}, times in seconds'
+    'every other line is {"machine": "n000", "failed": 336571, "repaired": 4666058}, with times in seconds'
 )
 
 Line = TypeVar("Line", bound=BaseModel)
@@ -66,17 +67,17 @@ def read_failures(path: Path) -> FailureRecord:
         raise ConfigError(f"the file of failures {path} is empty: {SHAPE}")
     cluster = _parsed(RecordedCluster, path, *numbered[0])
     if cluster.until <= cluster.begin:
-        raise ConfigError(f"{path}:{numbered[0][0]}: until {cluster.until:g} is not later than from {cluster.begin:g}")
+        raise ConfigError(f"{path}:{numbered[0][0]}: 'until' {cluster.until:g} is not after 'from' {cluster.begin:g}")
     failures = []
     for number, line in numbered[1:]:
         failure = _parsed(RecordedFailure, path, number, line)
         if not cluster.begin <= failure.failed <= cluster.until:
             raise ConfigError(
-                f"{path}:{number}: failed {failure.failed:g} is not between {cluster.begin:g} and {cluster.until:g}, "
-                "where the first line says that the record begins and ends"
+                f"{path}:{number}: 'failed' {failure.failed:g} is not between 'from' {cluster.begin:g} and 'until' "
+                f"{cluster.until:g} of the first line"
             )
         if failure.repaired is not None and failure.repaired < failure.failed:
-            raise ConfigError(f"{path}:{number}: repaired {failure.repaired:g} is before failed {failure.failed:g}")
+            raise ConfigError(f"{path}:{number}: 'repaired' {failure.repaired:g} is before 'failed' {failure.failed:g}")
         back_day = None if failure.repaired is None else (failure.repaired - cluster.begin) / DAY_S
         failures.append(MachineFailure(failure.machine, (failure.failed - cluster.begin) / DAY_S, back_day))
     return FailureRecord(cluster.machines, (cluster.until - cluster.begin) / DAY_S, tuple(failures))

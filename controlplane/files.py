@@ -1,4 +1,4 @@
-"""Everstep's files that are not Python modules: in the checkout, or beside this module in an installed wheel."""
+"""Paths of everstep's files that are not Python modules: in the checkout, or in the installed package."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The machines of a deployed cluster: a TOML file that says where their agents listen.
+"""The inventory: a TOML file that lists the machines of a deployed cluster, and the addresses of their agents.
 
-    standbys = 1                      # so many at the end are kept for replacement
-    at_most = 12                      # where there are too few, the program of the next line is asked for more
-    provision = ["/opt/site/more-machines"]  # run with the number of all machines, e.g. 10; it adds them to this file
+    standbys = 1                      # this many machines at the end of the list are kept for replacement
+    at_most = 12                      # if there are too few machines, the program in the next line adds more, up to 12
+    provision = ["/opt/site/more-machines"]  # is run with the new number of all machines, e.g. 10; it edits this file
 
     [[machine]]
-    name = "gpu-0417"                 # as its agent's --machine
-    address = "10.0.4.17:7070"        # as its agent's --listen
-    failure_domain = "rack-12"        # what fails together: backups lie in another one where that is possible
+    name = "gpu-0417"                 # equals --machine of its agent
+    address = "10.0.4.17:7070"        # equals --listen of its agent
+    failure_domain = "rack-12"        # machines that fail together; backups are kept in another domain if possible
 
-A local cluster needs none: its machines are in its own description.
+A local cluster needs no inventory, since its own description has its machines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agent.client import AgentClients
-from controlplane.toml_file import read_toml
+from controlplane.settings_files import read_toml
 from everstep.errors import AgentError, ConfigError
 from everstep.model.machine import Machine
 from everstep.rank.environment import INVENTORY
@@ -61,7 +61,7 @@ class Inventory(BaseModel):
     machine: list[MachineEntry] = Field(min_length=1)
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
-    """Upper limit for the number of machines; 0: only a person adds machines to the list."""
+    """Upper limit for the number of machines; 0: the list does not grow by itself."""
     provision: list[str] = Field(default_factory=list)
     """Program with its arguments that adds machines to the list."""
 
@@ -82,7 +82,7 @@ class Answer:
 
     machine: Machine
     problem: str = ""
-    """Why no job can run there; empty: jobs can run there."""
+    """Why no job can run on the machine; empty: jobs can run there."""
 
 
 def inventory_path(option: Path | None) -> Path | None:
@@ -104,23 +104,23 @@ def load(path: Path) -> Inventory:
     except ValidationError as error:
         problems = [_problem_text(detail["loc"], detail["msg"], detail["input"]) for detail in error.errors()]
     else:
-        values = [f"{what} {getattr(entry, what)}" for what in ("name", "address") for entry in inventory.machine]
-        problems += [f"{value} stands there {times} times" for value, times in Counter(values).items() if times > 1]
+        values = [f"{key} {getattr(entry, key)}" for key in ("name", "address") for entry in inventory.machine]
+        problems += [f"{value} is listed {times} times" for value, times in Counter(values).items() if times > 1]
         if inventory.standbys >= len(inventory.machine):
             problems.append(
-                f"standbys = {inventory.standbys} leaves none of {len(inventory.machine)} machines for jobs"
+                f"standbys = {inventory.standbys}: none of the {len(inventory.machine)} machines is left for jobs"
             )
         if bool(inventory.at_most) != bool(inventory.provision):
-            problems.append("at_most and provision belong together: a number of machines, and a program that adds them")
+            problems.append("at_most and provision belong together: set both, or neither")
     if problems:
         raise ConfigError("\n  - ".join([f"the inventory {path} has problems:", *problems]))
     return inventory
 
 
-def _problem_text(place: tuple[int | str, ...], message: str, value: object) -> str:
-    where = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+def _problem_text(location: tuple[int | str, ...], message: str, value: object) -> str:
+    key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     shown = "" if message.startswith(("Field required", "Extra")) else f" = {str(value)[:60]!r}"
-    return f"{where}{shown}: {message.removeprefix('Value error, ')}"
+    return f"{key}{shown}: {message.removeprefix('Value error, ')}"
 
 
 async def ask(machines: list[Machine], agents: AgentClients) -> list[Answer]:
@@ -132,7 +132,7 @@ async def ask(machines: list[Machine], agents: AgentClients) -> list[Answer]:
         except AgentError as error:
             return Answer(machine, str(error))
         if described.machine != machine.name:
-            problem = f"the agent at {machine.address} is {described.machine}: correct one of the two names"
+            problem = f"the agent at {machine.address} has the name {described.machine}: correct one of the two names"
             return Answer(machine, problem)
         return Answer(machine)
 

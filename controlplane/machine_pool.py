@@ -1,4 +1,4 @@
-"""The machine pool of a cluster, as commands use it."""
+"""Queries and requests of commands to the machine pool of a cluster."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ ANSWER_LIMIT = timedelta(seconds=5)
 
 
 async def pool_state(control: Control) -> PoolState | None:
-    """The state of all machines; None: there is no pool, or it does not answer."""
+    """The state of all machines; None: there is no machine pool, or it does not answer."""
     handle = control.client.get_workflow_handle(pool_workflow_id(control.task_queue))
     try:
         state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
-    except (RPCError, WorkflowQueryFailedError, ValueError):  # a ValueError of pydantic: the pool runs another release
+    except (RPCError, WorkflowQueryFailedError, ValueError):  # pydantic raises ValueError if another release answers
         return None
     return state if state.known else None
 
 
-async def move_machine(control: Control, what: Literal["evict", "release"], machine: str, reason: str) -> str:
-    """Evict or release a machine; returns the result as text.
+async def move_machine(control: Control, update: Literal["evict", "release"], machine: str, reason: str) -> str:
+    """Evict or release a machine; returns the answer of the machine pool as text.
 
     Raises:
         ConfigError: there is no such machine.
         ClusterError: there is no pool, or it does not answer.
     """
     move = OperatorMove(machine=machine, operator=getpass.getuser(), reason=reason)
-    id, missing = pool_workflow_id(control.task_queue), "there is no pool of machines yet: a worker starts it"
+    id, missing = pool_workflow_id(control.task_queue), "there is no machine pool yet: a worker starts it"
     try:
-        return await ask(control, id, what, move, who="the pool of machines", missing=missing)
+        return await ask(control, id, update, move, name="the machine pool", missing=missing)
     except ConfigError as error:
-        refusal = f"{machine}: {error}"
-        raise ConfigError(refusal) from error
+        raise ConfigError(f"{machine}: {error}") from error

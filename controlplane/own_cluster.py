@@ -1,4 +1,4 @@
-"""The cluster of a worker: the list of its machines, and how it can grow."""
+"""The list of machines for a worker's machine pool, and the way in which it can grow."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROVISION_S = 50.0
 
 
 def own_cluster() -> Cluster | None:
-    """The list of machines for this worker: the local cluster, or the inventory that the environment names.
+    """The local cluster, or the inventory, that the environment of this worker names.
 
     Returns:
-        None: the environment names neither; then the pool learns machines from jobs.
+        None: the environment names neither; then the machine pool learns machines from jobs.
     """
     if name := os.environ.get(CLUSTER_NAME):
         return ListedCluster(lambda: _of_file(name), lambda machines: asyncio.to_thread(grow, name, machines))
@@ -46,10 +46,10 @@ async def _run_program(path: Path, machines: int) -> None:
     """Run the site's program that adds machines to its inventory."""
     inventory = await asyncio.to_thread(load, path)
     if machines > inventory.at_most:
-        raise ConfigError(f"the inventory {path} may have {inventory.at_most} machines at most: see its at_most")
+        raise ConfigError(f"{machines} machines are more than at_most = {inventory.at_most} in the inventory {path}")
     if machines <= len(inventory.machine):
         return
     try:
         await program.run([*inventory.provision, str(machines)], b"", PROVISION_S)
     except NoticeError as error:
-        raise ClusterError(f"the program that provisions machines: {error}") from error
+        raise ClusterError(f"the program 'provision' of the inventory {path} failed: {error}") from error

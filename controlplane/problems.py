@@ -1,7 +1,7 @@
 """Lines about failing copies of the state, for the display of a followed job.
 
-Agents report all the time why a copy fails, with numbers that change from try
-to try. The display gets one line when it begins to fail, and one when it is over.
+Agents report repeatedly why copies fail, with numbers that change from attempt to attempt. The display gets one line
+when copies begin to fail, and one line when they succeed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from everstep.base.text import listed
 from everstep.decisions.keep.drift import UNSAFE_SLOTS
 
 SETTLE_S = 2.0
-"""A shorter failure is not shown, e.g. a peer that starts later, or a reconnect, seconds."""
+"""Shorter failures are not shown, such as a peer that starts later, or a reconnect, seconds."""
 NAMED = 4
 """At most this many machines are named; the rest are counted."""
 
@@ -27,12 +27,12 @@ MOST_SLOTS = 8
 STEPS, BACKUP, DISK = "steps", "backup", "disk"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _Key = tuple[str, str]
-"""The kind of copy and the machine that it is made from."""
+"""The kind of copy, and the machine whose state is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """The state of one machine's copies of one kind."""
+    """The progress of one machine's copies of one kind."""
 
     what: str
     """``backup``, ``disk`` or ``remote storage``."""
@@ -40,12 +40,12 @@ class Copying:
     step: int
     """The newest step that all ranks of the machine have copied; -1: none."""
     problem: str
-    """Why copies fail now; empty: they do not fail."""
+    """Why copies fail at present; empty: they do not fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemEvent:
-    """Copies on some machines began to fail, or are in order again."""
+    """Copies on some machines began to fail, or succeed again."""
 
     kind: Literal["began", "ended"]
     what: str
@@ -57,7 +57,7 @@ class ProblemEvent:
     def line(self) -> str:
         """The event as one line of text."""
         where = f"checkpoints: {self.what} on {listed(self.machines, NAMED, noun='machines')}"
-        return f"{where}: {self.text}" if self.kind == "began" else f"{where}: in order again"
+        return f"{where}: {self.text}" if self.kind == "began" else f"{where}: copies succeed again"
 
 
 def problems_of(rank: pb.RankProgress) -> dict[str, str]:
@@ -72,19 +72,19 @@ def problems_of(rank: pb.RankProgress) -> dict[str, str]:
 
 
 def apart_text(steps: int) -> str:
-    """A text about ranks that drift apart, with a remedy."""
-    enough = f", or slots = {steps + UNSAFE_SLOTS}" if steps + UNSAFE_SLOTS <= MOST_SLOTS else ""
+    """A message about ranks that drift apart, with a remedy."""
+    more_slots = f", or set slots = {steps + UNSAFE_SLOTS}" if steps + UNSAFE_SLOTS <= MOST_SLOTS else ""
     return (
-        f"ranks drift up to {steps} steps apart, and their slots have no step in common by themselves. All of them "
-        "keep named steps meanwhile, and a fault costs what came after the last one. What helps: ranks that meet more "
-        f"often{enough}"
+        f"ranks drift up to {steps} steps apart, so that their slots may have no common step. Meanwhile all ranks keep "
+        "named steps, and a fault loses the steps after the last named step. Let the ranks communicate more "
+        f"often{more_slots}"
     )
 
 
 def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
-    """The state of the newest generation's copies; ``ranks``: machine → progress of its ranks."""
-    everyone = {machine: list(machine_ranks) for machine, machine_ranks in ranks.items()}
-    newest = max((rank.generation for machine_ranks in everyone.values() for rank in machine_ranks), default=0)
+    """The progress of the newest generation's copies; ``ranks``: machine → progress of its ranks."""
+    ranks_of = {machine: list(machine_ranks) for machine, machine_ranks in ranks.items()}
+    newest = max((rank.generation for machine_ranks in ranks_of.values() for rank in machine_ranks), default=0)
     step_of: dict[str, Callable[[pb.SavedState], int]] = {
         STEPS: lambda saved: saved.own_step,
         BACKUP: lambda saved: saved.backup_step,
@@ -92,32 +92,32 @@ def copying_of(ranks: Mapping[str, Iterable[pb.RankProgress]]) -> list[Copying]:
         REMOTE: lambda saved: saved.remote_step,
     }
     shown = []
-    for machine, machine_ranks in sorted(everyone.items()):
-        known = sorted((rank for rank in machine_ranks if rank.generation == newest), key=lambda rank: rank.rank)
-        for what, step in step_of.items() if known else ():
-            problem = next(filter(None, (problems_of(rank)[what] for rank in known)), "")
-            shown.append(Copying(what, machine, min(step(rank.saved) for rank in known), problem))
+    for machine, machine_ranks in sorted(ranks_of.items()):
+        current = sorted((rank for rank in machine_ranks if rank.generation == newest), key=lambda rank: rank.rank)
+        for what, step in step_of.items() if current else ():
+            problem = next(filter(None, (problems_of(rank)[what] for rank in current)), "")
+            shown.append(Copying(what, machine, min(step(rank.saved) for rank in current), problem))
     return shown
 
 
 @dataclass(slots=True)
 class ProblemTracker:
-    """Finds the events between successive states of the copies."""
+    """Derives events from successive states of the copies."""
 
     _failing: dict[_Key, tuple[int, str]] = field(default_factory=dict)
-    """The newest copied step at the last failure, and its reason; kept until a later step is copied."""
+    """The newest copied step at the last failure, and the reason of the failure; kept until another step is copied."""
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     """Kind and reason → the time when the problem was first seen, seconds."""
     _reported: dict[_Key, set[str]] = field(default_factory=dict)
-    """The texts of problems that were shown, without their numbers."""
+    """The texts of problems that were shown, without numbers."""
     _over: dict[str, list[str]] = field(default_factory=dict)
-    """Kind → machines where the problem is over; this is not shown yet."""
+    """Kind → machines where copies succeed again, which is not shown yet."""
     _over_since: dict[str, float] = field(default_factory=dict)
 
     def changes(self, seen: Sequence[Copying], now_s: float) -> list[ProblemEvent]:
         """The events since the last call.
 
-        A problem is over when another step is copied, or after a restart, which forgets why the last copy failed.
+        A problem ends when another step is copied. After a restart agents report no problem until a copy fails again.
         """
         failing: dict[tuple[str, str], list[Copying]] = defaultdict(list)
         for copying in seen:
@@ -134,15 +134,15 @@ class ProblemTracker:
 
     def _ended(self, now_s: float) -> Iterator[ProblemEvent]:
         for what, since in list(self._over_since.items()):
-            if now_s - since >= SETTLE_S or not any(known == what for known, _ in self._reported):
+            if now_s - since >= SETTLE_S or not any(kind == what for kind, _ in self._reported):
                 del self._over_since[what]
                 yield ProblemEvent("ended", what, tuple(self._over.pop(what)))
 
     def _began(self, failing: Mapping[tuple[str, str], list[Copying]], now_s: float) -> Iterator[ProblemEvent]:
-        known = {(what, _form(text)) for (what, _), (_, text) in self._failing.items()}
-        self._since = {cause: since for cause, since in self._since.items() if cause in known}
-        for (what, form), having in failing.items():
-            new = [copying for copying in having if form not in self._reported.get((what, copying.machine), ())]
+        active = {(what, _form(text)) for (what, _), (_, text) in self._failing.items()}
+        self._since = {cause: since for cause, since in self._since.items() if cause in active}
+        for (what, form), machines in failing.items():
+            new = [copying for copying in machines if form not in self._reported.get((what, copying.machine), ())]
             if not new or now_s - self._since.setdefault((what, form), now_s) < SETTLE_S:
                 continue
             for copying in new:
@@ -150,7 +150,7 @@ class ProblemTracker:
             yield ProblemEvent("began", what, tuple(copying.machine for copying in new), new[0].problem)
 
     def left(self) -> list[ProblemEvent]:
-        """The last problems that are not known to be over, whether they were shown or not."""
+        """The problems that have not ended, whether they were shown or not."""
         machines_of: dict[tuple[str, str], list[str]] = defaultdict(list)
         for (what, machine), (_, text) in sorted(self._failing.items()):
             machines_of[what, _form(text)].append(machine)
@@ -161,5 +161,5 @@ class ProblemTracker:
 
 
 def _form(text: str) -> str:
-    """A text without its numbers, which differ between tries and between machines."""
+    """A text without its numbers, which differ between attempts and between machines."""
     return _NUMBER.sub("#", text)

@@ -20,9 +20,9 @@ from everstep.model.topology import Topology
 
 RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
-"""Speeds are means over this time, seconds."""
+"""Length of the window over which speeds are averaged, seconds."""
 QUIET_S, QUIET_STEPS = 10.0, 10
-"""A job is quiet after this many seconds without a step, and this many times the length of a step."""
+"""A job is quiet after this many seconds without a step, or this many times the length of a step if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class RankView:
     pid: int
     alive: bool
     attached: bool
-    """The script uses everstep."""
+    """Whether its script uses everstep."""
     finished: bool
-    """It exited with success, or its loop has ended."""
+    """Whether it exited with success, or its training loop has ended."""
     completed_steps: int
     """Steps since the job's beginning; -1: not known."""
     optimizer_steps: int
     """Steps of the optimizer in this process."""
     loss: float
-    """Loss in the newest report; NaN: there is none."""
+    """Loss in the newest report; NaN: there is no loss."""
     tokens: int
-    """Tokens, summed over the reports of its process."""
+    """Number of tokens in all reports of its process."""
     stepped_ns: int = 0
     """Time of its last step, by the local clock, nanoseconds; 0: no step yet, or not known."""
     step_s: float = 0.0
@@ -54,7 +54,7 @@ class RankView:
     @property
     def steps(self) -> int:
         """Steps that it has completed; -1: not known (yet)."""
-        # Before a script joins, only its optimizer shows steps; no steps may mean that it restores.
+        # Until a script joins the job, only calls of the optimizer show steps; without calls it may be restoring.
         return self.completed_steps if self.attached else self.optimizer_steps or -1
 
 
@@ -70,14 +70,14 @@ class JobProgress:
 
     @property
     def generation(self) -> int:
-        """The newest generation; 0: none yet."""
+        """The newest generation; 0: there is none yet."""
         return max((view.generation for view in self.ranks.values()), default=0)
 
     @property
     def step(self) -> int | None:
-        """Steps that all known ranks have completed; None: no step is known.
+        """Steps that all known ranks have completed; None: not known.
 
-        Silent machines are left out, since their data are old: their ranks step with the rest, or all of them hang.
+        Ranks on silent machines do not count, since their data are old.
         """
         answering = [view for view in self.ranks.values() if view.machine not in self.silent]
         steps = min((view.steps for view in answering or self.ranks.values()), default=-1)
@@ -86,8 +86,8 @@ class JobProgress:
     @property
     def loss(self) -> float | None:
         """Loss of the lowest rank that reports a loss: with pipeline parallelism only the last stage does."""
-        known = (view.loss for _, view in sorted(self.ranks.items()) if math.isfinite(view.loss))
-        return next(known, None)
+        losses = (view.loss for _, view in sorted(self.ranks.items()) if math.isfinite(view.loss))
+        return next(losses, None)
 
     @property
     def alive(self) -> int:
@@ -96,16 +96,16 @@ class JobProgress:
 
     @property
     def quiet_since_ns(self) -> int | None:
-        """Time of the last step, if it was too long ago, nanoseconds; None: ranks step, or it is not known."""
+        """Time of the last step if the job is quiet, nanoseconds; None: its ranks step, or this is not known."""
         answering = [view for view in self.ranks.values() if view.machine not in self.silent and not view.finished]
         last = max((view.stepped_ns for view in answering), default=0)
         if not last or not all(view.step_s for view in answering if view.stepped_ns):
-            return None  # after its first step, the length of a rank's steps is not known yet
+            return None  # after only one step, the length of a rank's steps is not known
         limit_s = max(QUIET_S, QUIET_STEPS * max(view.step_s for view in answering))
         return last if self.time_ns - last > limit_s * 1e9 else None
 
     def tokens(self, topology: Topology) -> int:
-        """Tokens of the whole job in this generation: ranks of one model replica train on the same ones."""
+        """Number of tokens of the job in this generation; ranks of one model replica train on the same tokens."""
         replicas: dict[int, int] = {}
         for view in self.ranks.values():
             if view.rank < topology.world_size:
@@ -143,18 +143,18 @@ def _step_s(rank: pb.RankProgress) -> float:
 
 
 def merge(views: Iterable[RankView], *, time_ns: int, silent: Sequence[str] = ()) -> JobProgress:
-    """Merge all machines' ranks; only the newest generation of any machine counts."""
-    known = list(views)
-    newest = max((view.generation for view in known), default=0)
+    """The progress of the newest generation, from the ranks of all machines."""
+    views = list(views)
+    newest = max((view.generation for view in views), default=0)
     return JobProgress(
         time_ns=time_ns,
-        ranks={view.rank: view for view in known if view.generation == newest},
+        ranks={view.rank: view for view in views if view.generation == newest},
         silent=tuple(sorted(silent)),
     )
 
 
 class ProgressFeed:
-    """Holds the progress streams of a job's agents, and reopens a stream that breaks.
+    """Reads the progress streams of a job's agents, and reopens a stream that breaks.
 
     Use it as an async context manager; ``current`` is the newest state.
     """
@@ -176,7 +176,7 @@ class ProgressFeed:
         return self
 
     def move_to(self, machines: Sequence[Machine]) -> None:
-        """Follow the job on these machines from now on: after an eviction the job has other machines."""
+        """Follow the job on these machines from now on, since after an eviction the job has other machines."""
         for machine in self._streams.keys() - set(machines):
             stream = self._streams.pop(machine)
             stream.cancel()
@@ -208,7 +208,7 @@ class ProgressFeed:
 
     @property
     def copying(self) -> list[Copying]:
-        """The state of the copies, as each machine reported it last."""
+        """The progress of copies, from the last report of each machine."""
         return copying_of(self._ranks)
 
     async def pictures(self) -> AsyncIterator[JobProgress]:
@@ -224,7 +224,7 @@ class ProgressFeed:
             try:
                 async for reply in self._agents.get(machine.address).progress(request):
                     self._silent.discard(machine.name)
-                    if reply.ranks:  # a released job has no ranks: keep the last ones
+                    if reply.ranks:  # after its end a job has no ranks: keep the last report
                         self._ranks[machine.name] = list(reply.ranks)
                         self._clocks_ns[machine.name] = time.time_ns() - reply.time_ns
                     self._changed.set()
@@ -236,7 +236,7 @@ class ProgressFeed:
 
 @dataclass(slots=True)
 class Rate:
-    """Speed of a growing count, as a mean over the last seconds; it starts again when the count falls."""
+    """Speed of a growing count, averaged over the last seconds; the average starts again if the count falls."""
 
     window_s: float = RATE_WINDOW_S
     _seen: deque[tuple[int, int]] = field(default_factory=deque)
@@ -251,7 +251,7 @@ class Rate:
 
     @property
     def per_second(self) -> float | None:
-        """Counts per second; None until two samples at different times are there."""
+        """Counts per second; None until there are two samples at different times."""
         if len(self._seen) < 2:
             return None
         (first_ns, first), (last_ns, last) = self._seen[0], self._seen[-1]

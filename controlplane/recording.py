@@ -1,4 +1,4 @@
-"""Recordings of machines' findings, as lines of JSON: ``everstep machines`` writes them, simulations read them."""
+"""Recordings of machines' findings as lines of JSON, written by ``everstep machines`` and read by simulations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END_NS = 1 << 63
 
 
 class MachineRecorder:
-    """Makes the lines of a recording from the answers of machines, round by round."""
+    """Makes the lines of a recording from the answers of machines, poll by poll."""
 
     def __init__(self) -> None:
         self._silent_since: dict[str, int] = {}
@@ -32,9 +32,9 @@ class MachineRecorder:
         """One line for each machine.
 
         Args:
-            reports: The answers of one round.
-            asked_ns: Time at which all were asked, by the clock of this computer.
-            now_ns: Time at which all had answered or timed out; it is the time of the lines.
+            reports: The answers to one poll.
+            asked_ns: Time at which the machines were asked, by the clock of this computer.
+            now_ns: Time at which all machines had answered or timed out; it is the time in the lines.
         """
         return [self._line(report, asked_ns, now_ns) for report in reports]
 
@@ -54,13 +54,13 @@ class MachineRecorder:
 
 
 def read_recording(name: str) -> list[RecordedEvent]:
-    """The events of a recording, in its order; empty lines are skipped.
+    """Read the events of a recording, in order; empty lines are skipped.
 
     Args:
         name: Name of the file, which may be a gzip file; ``-``: standard input.
 
     Raises:
-        ConfigError: it cannot be read, has no event, or has bad lines; the message names these.
+        ConfigError: it cannot be read, has no event, or has bad lines; the message names the bad lines.
     """
     path = Path(name)
     if name != STANDARD_INPUT and not path.exists():
@@ -93,32 +93,32 @@ def _event(line: bytes) -> RecordedEvent:
     try:
         read = json.loads(line.decode(), parse_constant=_no_number)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"no UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"no JSON: {error.msg} (column {error.colno})") from None
+        raise ConfigError(f"not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"no JSON: {error}") from None
+        raise ConfigError(f"not JSON: {error}") from None
     if isinstance(read, list):
-        raise ConfigError("a list, and each line is one event: jq -c '.[]' makes lines of it")
+        raise ConfigError("expected one event, not a list: jq -c '.[]' writes the events as lines")
     if not isinstance(read, dict):
-        raise ConfigError('no object: expected e.g. {"machine": "m0", "time_ns": 1763730000000000000, "findings": []}')
+        raise ConfigError('expected an object, e.g. {"machine": "m0", "time_ns": 1763730000000000000, "findings": []}')
     try:
         event = RecordedEvent.model_validate(read)
     except ValidationError as error:
         raise ConfigError("; ".join(_problem(detail) for detail in error.errors())) from None
     if not 0 <= event.time_ns < END_NS or not 0 <= event.now_ns < END_NS:
         raise ConfigError("time_ns and now_ns: expected nanoseconds since 1970")
-    says = (event.findings, event.finding, event.silent_s, event.stepping)
-    if not event.problem and all(one is None for one in says):
-        raise ConfigError("it says nothing of the machine: expected findings, finding, silent_s or stepping")
+    facts = (event.findings, event.finding, event.silent_s, event.stepping)
+    if not event.problem and all(fact is None for fact in facts):
+        raise ConfigError("no fact about the machine: expected findings, finding, silent_s or stepping")
     return event
 
 
 def _problem(detail: Any) -> str:
-    place = ".".join(str(part) for part in detail["loc"])
+    key = ".".join(str(part) for part in detail["loc"])
     text = str(detail["msg"])
-    return f"{place}: {text[:1].lower()}{text[1:]}"
+    return f"{key}: {text[:1].lower()}{text[1:]}"
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

@@ -1,15 +1,11 @@
-"""References to jobs and incidents as users write them, and the errors for those that do not exist."""
+"""Names of jobs and incidents, as users write them and as commands show them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from everstep.errors import ConfigError
-
-if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +37,5 @@ def parse_incident(reference: str) -> tuple[str, int | None]:
 
 
 def option_of(cluster_name: str) -> str:
-    """The option that names a cluster in a suggested command; "" for the default one."""
+    """The option that names a cluster in a suggested command; "" for the default cluster."""
     return "" if cluster_name == "default" else f" --cluster {cluster_name}"

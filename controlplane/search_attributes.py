@@ -1,4 +1,4 @@
-"""Registers everstep's search attributes with a Temporal server that does not have them yet."""
+"""Registers everstep's search attributes with a Temporal server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger("worker")
 
 
 async def register(client: Client) -> None:
-    """Add missing attributes. If the server refuses, the error tells its operator what to do."""
+    """Add missing attributes. If the server refuses, an error in the log has the command for its operator."""
     try:
         listed = await client.operator_service.list_search_attributes(
             ListSearchAttributesRequest(namespace=client.namespace)
@@ -35,14 +35,14 @@ async def register(client: Client) -> None:
             return
         wanted = " ".join(f"--name {key.name} --type {type_name(key)}" for key in attributes.ALL)
         log.error(
-            "search attributes could not be registered; workflows stand still until they are",
+            "search attributes could not be registered: workflows wait until the command below has registered them",
             error=str(error),
             command=f"temporal operator search-attribute create {wanted}",
         )
 
 
 def wire_type(key: SearchAttributeKey[Any]) -> IndexedValueType.ValueType:
-    """The attribute's type for the operator API; the SDK's enum has the same numbers."""
+    """The type of an attribute in the API for operators, whose numbers equal those of the SDK's enum."""
     return cast("IndexedValueType.ValueType", int(key.indexed_value_type))
 
 

@@ -1,18 +1,18 @@
-"""Makes text from outside, e.g. the exception of a script, safe for a terminal: it has no control sequences."""
+"""Makes text from outside, such as an exception of a script, safe for a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 
 LONGEST = 2_000
-"""Longest line, characters."""
+"""Longest line that is shown, characters."""
 
 
 def clean(text: str) -> str:
     r"""The text without control characters and with long lines cut; line breaks and tabs stay.
 
-    Characters that cannot be printed become Python's escapes: ``\x1b``, ``\u202e``. Spaces of other widths and
-    no-break spaces become plain spaces.
+    Characters that cannot be printed become Python's escapes, such as ``\x1b``. All other kinds of spaces become plain
+    spaces.
     """
     return "\n".join(_line(line) for line in text.split("\n"))
 

@@ -1,4 +1,4 @@
-"""Requests of commands for versions of a job's code."""
+"""Requests of commands for other versions of a job's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVER = frozenset({VersionStatus.REFUSED, VersionStatus.WITHDRAWN, VersionStatus.
 async def made_here(
     control: Control, job: str, request: UpdateRequest, say: Callable[[str], None]
 ) -> tuple[UpdateRequest, str]:
-    """Make the version of a request on this computer, if its folder and the store of versions are here.
+    """Make the requested version on this computer, if the folder and the store of versions can be reached from here.
 
     Args:
         control: Connection to the cluster.
@@ -29,8 +29,7 @@ async def made_here(
         say: Shows the progress of a long snapshot.
 
     Returns:
-        The request, with the stored version if one was made; and why workers have to make it (empty: they
-        do not).
+        The request, with the stored version if it was made here; and otherwise why a worker makes it, as text.
 
     Raises:
         NoSuchJob: there is no such job.
@@ -41,56 +40,53 @@ async def made_here(
     if not (request.code or request.git):
         return request, ""
     if not control.versions_url:
-        return request, f"{environment.VERSIONS} is not set here: workers read the folder, as they see it"
+        return request, f"{environment.VERSIONS} is not set here: a worker reads the folder, as the worker sees it"
     from activities.versions.make import folder_of, next_version
     from activities.versions.progress import showing_progress
     from activities.versions.store import VersionStore
 
     store, state = VersionStore(control.versions_url), await control.state(job)
-    running = next((one.runs for one in state.versions if one.number == state.spec.version), None)
+    running = next((version.runs for version in state.versions if version.number == state.spec.version), None)
     running = await store.full(job, running or CodeVersion.of(state.spec))
     try:
         async with showing_progress(say) as progress:
             made = await next_version(job, running, request, store, progress)
     except NoSuchFolder:
-        return request, f"there is no {folder_of(running, request)} here: workers read it, as they see it"
+        return (
+            request,
+            f"there is no folder {folder_of(running, request)} here: a worker reads it, as the worker sees it",
+        )
     return request.model_copy(update={"made": made.model_copy(update={"packages": {}})}), ""
 
 
 async def ask_update(control: Control, job: str, request: UpdateRequest) -> tuple[str, JobVersion | None]:
-    """Request another version of a job's code; returns the answer as text, and the version (None: a cancellation).
+    """Request another version of a job's code, or cancel one.
+
+    Returns:
+        The answer of the job as text, and the requested version; None: the request was a cancellation.
 
     Raises:
         ConfigError: the job refuses; the message says why.
         ClusterError: the job, or Temporal, does not answer.
     """
-    missing = f"there is no job {job} that runs: see 'everstep status'"
-    asked = request.model_dump(mode="json", exclude_defaults=True)
-    said = await ask(control, job_workflow_id(job), "update", asked, who=f"job {job}", missing=missing)
+    missing = f"no job {job} is running: see 'everstep status'"
+    fields = request.model_dump(mode="json", exclude_defaults=True)
+    answer = await ask(control, job_workflow_id(job), "update", fields, name=f"job {job}", missing=missing)
     if request.cancel:
-        return said, None
-    asked_for = [one for one in await versions_of(control, job) if request in (one.request, one.again)]
-    return said, asked_for[-1] if asked_for else None
-
-
-async def versions_of(control: Control, job: str) -> list[JobVersion]:
-    """All versions of a job, in order.
-
-    Raises:
-        NoSuchJob: there is no such job.
-        ClusterError: the job does not answer.
-    """
-    return (await control.state(job)).versions
+        return answer, None
+    versions = (await control.state(job)).versions
+    requested = [version for version in versions if request in (version.request, version.again)]
+    return answer, requested[-1] if requested else None
 
 
 async def follow(control: Control, job: str, number: int, *, urgent: bool) -> AsyncIterator[JobVersion]:
-    """Yield a version at every change, until it waits for a recovery, runs, or is given up.
+    """Yield a version again and again, until it waits for a recovery, runs, or is given up.
 
     Args:
         control: Connection to the cluster.
         job: Name of the job.
         number: Number of the version.
-        urgent: It is applied now: follow until the job has stepped with it or has rolled it back.
+        urgent: Whether it is applied now: then follow it until the job has stepped with it, or has rolled it back.
     """
     while True:
         try:
@@ -98,7 +94,7 @@ async def follow(control: Control, job: str, number: int, *, urgent: bool) -> As
         except ClusterError:
             await asyncio.sleep(POLL_S)
             continue
-        version = next((one for one in state.versions if one.number == number), None)
+        version = next((version for version in state.versions if version.number == number), None)
         if version is None:
             return
         yield version

@@ -1,6 +1,6 @@
-"""The worker process: workflows, activities and a watcher, put together.
+"""The worker process, which runs workflows, activities and a watcher.
 
-It keeps no state of its own and may be killed at any moment.
+It keeps no state, and may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from activities.watching.leftovers import LeftoverCleaner
 from activities.watching.training_time import TrainingTimes
 from activities.watching.watcher import Watcher
 from agent.client import AgentClients
-from controlplane.notices_file import notice_settings
 from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
+from controlplane.settings_files import notice_settings
 from everstep import __version__
 from everstep.errors import ClusterError
 from everstep.rank import environment
@@ -46,22 +46,22 @@ log = structlog.get_logger("worker")
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
 BUILD = f"everstep-{__version__}"
-"""Temporal's build id for the worker's code. By default the SDK hashes every loaded module, which costs
-0.16 s of CPU at each start."""
+"""Build id of the worker's code for Temporal. Without it the SDK hashes every loaded module, which takes 0.16 s of CPU
+at each start."""
 COLLECT_AFTER = (20_000, 20, 50)
-"""Thresholds of Python's garbage collector. A full collection visits every object and blocks the event loop meanwhile:
-with the defaults, the rules of 1,000 machines make it run all the time."""
+"""Thresholds of Python's garbage collector. A full collection visits every object, and blocks the event loop meanwhile;
+with the default thresholds, the rules of 1,000 machines would trigger it all the time."""
 
 
 async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None) -> Client:
-    """Connect to Temporal as the user configured it: its own environment variables and profile file.
+    """Connect to Temporal with the user's configuration: Temporal's environment variables and profile file.
 
     Args:
         plugins: Plugins of the client; those that are also worker plugins apply to its workers.
-        runtime: Runtime of Temporal's SDK; by default the process's, which serves no metrics.
+        runtime: Runtime of Temporal's SDK; None: the default runtime, which serves no metrics.
 
     Raises:
-        ClusterError: it does not answer.
+        ClusterError: Temporal does not answer.
     """
     config = ClientConfig.load_client_connect_config()
     address = config.get("target_host") or DEFAULT_ADDRESS
@@ -104,7 +104,7 @@ def build(client: Client, tools: Tools, *, task_queue: str, max_cached_workflows
 async def connect_patiently(
     stopped: asyncio.Event, plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
 ) -> Client | None:
-    """Connect, and wait for a server that is not up yet: workers often start before it. None: stop was requested."""
+    """Connect, and wait for a server that is not up yet, since workers often start first; None: a stop is requested."""
     while not stopped.is_set():
         try:
             return await connect(plugins, runtime)
@@ -137,11 +137,11 @@ async def run_worker(
         versions: Folder or URL of the store of versions; empty: there is none.
 
     Raises:
-        ConfigError: metrics cannot be served there, or the file is wrong.
+        ConfigError: metrics cannot be served on an address, or the file of receivers is wrong.
     """
     runtime = None
     if metrics or temporal_metrics:
-        # Imported here, and below: a worker without metrics does not need the library.
+        # Imported here and below, since a worker without metrics does not need the library.
         from agent.exposition import parsed_address
         from controlplane.worker_metrics import temporal_runtime
 
@@ -162,7 +162,7 @@ async def run_worker(
     events = EventWriter(ledger)
     watcher = Watcher(client, agents, task_queue, events.accept)
     times = TrainingTimes(client, ledger, watcher.watched)
-    gc.freeze()  # imported objects stay alive, so the collector can skip them
+    gc.freeze()  # imported objects stay alive: the collector skips them from now on
     gc.set_threshold(*COLLECT_AFTER)
     tools = Tools(agents, ledger, watcher=watcher, cluster=own_cluster(), notices=receivers, versions=store)
     worker = build(client, tools, task_queue=task_queue)

@@ -1,4 +1,4 @@
-"""Metrics of a worker for Prometheus: its own here, those of Temporal's SDK on a second port."""
+"""Metrics of a worker for Prometheus: its own metrics, and those of Temporal's SDK on a second port."""
 
 from __future__ import annotations
 
@@ -21,19 +21,11 @@ METRICS = described(
     ("worker_info", "version task_queue", "1"),
     ("jobs_watched", "", "jobs that this worker watches"),
     ("machines_watched", "job", "machines of a job that is watched"),
-    ("agents_silent", "job", "those of them whose agents do not answer"),
-    ("job_ettr_ratio", "job since", "share of its time in which the job trained, since its start or the last hour"),
-    (
-        "job_lost_seconds",
-        "job since cause",
-        "time in which it did not train, by cause",
-    ),
-    (
-        "reports_total",
-        "kind",
-        "reports that jobs acknowledged: anomaly, finished; each worker reports all of them",
-    ),
-    ("ledger_events_waiting", "", "events of machines that the ledger does not have yet"),
+    ("agents_silent", "job", "machines of a watched job whose agents do not answer"),
+    ("job_ettr_ratio", "job since", "share of time in which a job trained, since its start or within the last hour"),
+    ("job_lost_seconds", "job since cause", "time in which a job did not train, by cause"),
+    ("reports_total", "kind", "acknowledged reports to jobs (anomaly, finished); every worker counts all of them"),
+    ("ledger_events_waiting", "", "events of machines that are not in the ledger yet"),
 )
 """The metrics that a worker serves."""
 OF_TEMPORAL = {
@@ -47,7 +39,7 @@ OF_TEMPORAL = {
 
 
 def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task_queue: str) -> Samples:
-    """The current samples of a worker. Called in its event loop."""
+    """The present values of a worker's metrics; called in its event loop."""
     samples = Samples(METRICS)
     samples.add("worker_info", 1, version=everstep.__version__, task_queue=task_queue)
     samples.add("jobs_watched", len(watcher.watched))
@@ -65,7 +57,7 @@ def samples_of(watcher: Watcher, events: EventWriter, times: TrainingTimes, task
 
 
 def _add_times(samples: Samples, name: dict[str, str], spent: dict[str, TimeSpent]) -> None:
-    """Add samples of a job's time by cause, since its start and in the last hour."""
+    """Add the time of a job by cause, since its start and within the last hour."""
     for since, time in spent.items():
         if (ratio := time.ettr.ratio) is not None:
             samples.add("job_ettr_ratio", ratio, **name, since=since)
@@ -89,10 +81,10 @@ def metrics_server(
 def temporal_runtime(address: str) -> Runtime:
     """A runtime of Temporal's SDK that serves metrics on its own port.
 
-    Names and units are Prometheus': counters with ``_total``, durations in seconds.
+    Names and units follow the rules of Prometheus: counters end with ``_total``, durations are in seconds.
 
     Args:
-        address: ``host:port``, the host an IP address.
+        address: ``host:port``, where the host is an IP address.
 
     Raises:
         ConfigError: the port is taken, or the address is not one of this machine.
@@ -105,6 +97,6 @@ def temporal_runtime(address: str) -> Runtime:
         return Runtime(telemetry=TelemetryConfig(metrics=metrics))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"Temporal's metrics cannot be served on {address} ({error}): give --temporal-metrics the address and a "
-            "free port of this machine; a name is not taken"
+            f"Temporal's metrics cannot be served on {address} ({error}): give --temporal-metrics an IP address of "
+            "this machine with a free port, and not a host name"
         ) from error

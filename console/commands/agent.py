@@ -74,7 +74,7 @@ def agent(  # noqa: PLR0917
     from agent.main import AgentOptions, serve
     from agent.security import ServerSecurity
     from controlplane.logging_setup import configure
-    from controlplane.monitor_file import monitor_settings
+    from controlplane.settings_files import monitor_settings
 
     configure("agent", json=log_format == "json" if log_format else None)
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

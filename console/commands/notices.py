@@ -44,7 +44,7 @@ def test(
     """
     from activities.notices.deliver import deliver
     from activities.notices.settings import Receiver
-    from controlplane.notices_file import notice_settings
+    from controlplane.settings_files import notice_settings
     from controlplane.shown import clean_line
     from everstep.errors import ConfigError, NoticeError
     from everstep.model.notice import Notice, NoticeKind

@@ -1,4 +1,4 @@
-"""Checks of a job before it starts: its script, its environment, its checkpoints and its policy."""
+"""Checks of a job file: its script, its variables, its checkpoints and its policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.model.ladder import RungMode
 
 
 def script_problems(script: Path) -> list[str]:
-    """Why a path is not a readable script; empty when it is."""
+    """Why a path is not a readable script; empty: it is."""
     if script.is_dir():
         return [f"{script} is a folder: name the Python script in it"]
     if not script.exists():
@@ -28,18 +28,18 @@ def script_problems(script: Path) -> list[str]:
         near = difflib.get_close_matches(script.name, siblings, n=1)
         return [f"there is no file {script}" + (f"; did you mean {near[0]}?" if near else ": check the path")]
     if not os.access(script, os.R_OK):
-        return [f"{script} may not be read: check its permissions"]
+        return [f"{script} cannot be read: check its permissions"]
     return []
 
 
 def syntax_problem(script: Path) -> str | None:
-    """Why a script is not Python. A job with its own interpreter is not checked: its grammar may be newer."""
+    """Why a script is not Python; None: it is Python of this interpreter."""
     return _syntax_problem(script, script.read_bytes())
 
 
 @lru_cache(maxsize=8)
 def _syntax_problem(script: Path, source: bytes) -> str | None:
-    """Check a script once for each content: the plan of a soak is hundreds of jobs with one script."""
+    """The check, once for each content, since a soak has hundreds of jobs with one script."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,22 +61,22 @@ def env_warnings(spec: JobSpec) -> list[str]:
     if not exposed:
         return []
     return [
-        f"{', '.join(exposed)} in env {'goes' if len(exposed) == 1 else 'go'} in clear into Temporal's history, "
-        "for all who can see the job: take such values from the machines, with env_from (docs/guides/security.md)"
+        f"{', '.join(exposed)} in env {'is' if len(exposed) == 1 else 'are'} stored unencrypted in Temporal's history, "
+        "where every user of Temporal can read it. Take secrets from the machines with env_from "
+        "(docs/guides/security.md)"
     ]
 
 
 def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Contradictions in the table ``[checkpoint]``: pairs of the key to change and what is wrong with it.
+    """Contradictions in the table ``[checkpoint]``: pairs of the key to change and the problem.
 
-    Other code reports values that are wrong by themselves, and storage that
-    cannot be reached: only the machines know that.
+    The model itself refuses invalid values, and the machines check whether storage can be reached.
     """
     if table.get("disk") is False:
         if table.get("remote_url"):
-            yield "remote_url", "what goes there is copied from disk: leave disk = true"
+            yield "remote_url", "copies for remote storage are made from disk: set disk = true"
     elif table.get("disk_every_min") == 0 and not table.get("disk_every_steps"):
-        yield "disk_every_min", "nothing would ever be written to disk: set disk_every_steps, or disk = false"
+        yield "disk_every_min", "no checkpoint would ever be written to disk: set disk_every_steps, or disk = false"
     url = table.get("remote_url")
     if isinstance(url, str) and "://" in url:
         from fsspec.registry import available_protocols
@@ -85,13 +85,13 @@ def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for unknown in sorted(protocols - {*available_protocols()}):
             near = difflib.get_close_matches(unknown, available_protocols(), n=1)
             hint = f"did you mean {near[0]}://?" if near else "use a URL such as s3://bucket/runs or file:///mnt/runs"
-            yield "remote_url", f"nobody knows the protocol {unknown}: {hint}"
+            yield "remote_url", f"there is no protocol {unknown}: {hint}"
 
 
 def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Unknown rules, rungs, tests and modes in the table ``[policy]``: pairs of the key and what is wrong with it.
+    """Unknown rules, rungs, tests and modes in the table ``[policy]``: pairs of the key and the problem.
 
-    Messages accept any word there, since a later release may know more of them.
+    The model accepts any word there, since a later release may have more of them.
 
     Args:
         table: Values by names such as ``evict.mode``.
@@ -106,7 +106,7 @@ def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            yield "evict.rules", f"{name} is no rule that evicts: {hint}"
+            yield "evict.rules", f"{name} is not a rule that evicts: {hint}"
         elif isinstance(own, str) and not EvictMode(own).known:
             yield "evict.rules", f"{name}: expected one of {modes}"
     yield from _ladder_problems(table)
@@ -118,7 +118,7 @@ def _ladder_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ladder, settings, off = (table.get(name) for name in ("ladder.modes", "diagnose.settings", "diagnose.off"))
     for name, mode in ladder.items() if isinstance(ladder, dict) else ():
         if name not in rungs:
-            yield "ladder.modes", f"{name} is no rung that can be held back: there are {', '.join(rungs)}"
+            yield "ladder.modes", f"{name} is not a rung whose mode can be set: there are {', '.join(rungs)}"
         elif isinstance(mode, str) and not RungMode(mode).known:
             yield "ladder.modes", f"{name}: expected one of {', '.join(RungMode)}"
     named = [("diagnose.settings", name) for name in (settings if isinstance(settings, dict) else ())]
@@ -126,7 +126,5 @@ def _ladder_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name in named:
         if name not in tests:
             near = difflib.get_close_matches(str(name), tests, n=1)
-            yield (
-                key,
-                f"{name} is no test: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(tests)}"),
-            )
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(tests)}"
+            yield key, f"{name} is not a test: {hint}"

@@ -1,7 +1,7 @@
-"""Job files: TOML in, a checked JobSpec out; all problems are reported together.
+"""Reads a job file into a checked ``JobSpec``; all problems are reported together.
 
-A value comes from the command line, else from the environment
-(``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_HANG_FLOOR_S``, ``EVERSTEP_JOB_CHECKPOINT_SLOTS``), else from the file::
+Values on the command line replace those of the environment (``EVERSTEP_JOB_TP``, ``EVERSTEP_JOB_POLICY_HANG_FLOOR_S``,
+``EVERSTEP_JOB_CHECKPOINT_SLOTS``), and these replace the values in the file::
 
     script = "train.py"          # relative to this file
     args = ["--steps", "300"]
@@ -34,7 +34,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from controlplane.job_file import checks
-from controlplane.toml_file import read_toml
+from controlplane.settings_files import read_toml
 from everstep.base.redaction import HIDDEN, is_secret
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -68,11 +68,11 @@ FORMER = {
     "replay_shows": "policy.replay.fault_share",
     "replay_miss": "policy.replay.miss_probability",
 }
-"""Former names of groups and settings, as old pages have them → the present name."""
+"""Former name of a setting → its present name."""
 _TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url"}
 _PATHS = ("script", "code", "cwd", "python", "env_file", "disk_path", "remote_url")
 OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
-"""Options of the command line whose name differs from their field."""
+"""Field → its option on the command line, if the names differ."""
 _SHAPE = ("machines", "ranks_per_machine", "tp", "pp", "order", "mesh", "groups")
 
 
@@ -86,10 +86,10 @@ def load_job(
     """Read and check a job file.
 
     Args:
-        path: the job file, or None when ``overrides`` has all values.
-        overrides: values from the command line by field name; None means not set; tables are mappings.
-        environment: where to look for ``EVERSTEP_JOB_*``; by default the process's own.
-        recorded: the job runs recorded code: its script as it is now is not checked, and may be missing.
+        path: The job file; None: ``overrides`` has all values.
+        overrides: Values from the command line by field name; a value of None is not set; tables are mappings.
+        environment: Variables with ``EVERSTEP_JOB_*``; None: those of this process.
+        recorded: Whether the job runs recorded code: then its present script is not checked, and may be missing.
 
     Raises:
         ConfigError: with one line for each problem, naming key, value, source and remedy.
@@ -115,10 +115,10 @@ def _from_environment(key: str, text: str) -> dict[str, Any]:
     for table in TABLES:
         inner = key.removeprefix(f"{table.replace('.', '_')}_")
         if inner != key:
-            found: Any = {inner: text if inner in _TEXT else _number(text)}
+            entry: Any = {inner: text if inner in _TEXT else _number(text)}
             for name in reversed(table.split(".")):
-                found = {name: found}
-            return dict(found)
+                entry = {name: entry}
+            return dict(entry)
     if key == "args":
         return {key: shlex.split(text)}
     return {key: text if key in _TEXT | {"order", "mesh", "groups"} else _number(text)}
@@ -142,9 +142,9 @@ class _Draft:
     problems: list[str] = field(default_factory=list)
 
     def add(self, entries: Mapping[str, Any], source: str, folder: Path) -> None:
-        """Take values from a source; later sources win. Relative paths are taken from ``folder``."""
+        """Add the values of a source, which replace earlier values; relative paths are relative to ``folder``."""
         for key, value in entries.items():
-            if key not in JobSpec.model_fields or key in {"version", "cwd_by_default"}:  # ours
+            if key not in JobSpec.model_fields or key in {"version", "cwd_by_default"}:  # set by everstep alone
                 self._unknown(key, source, "")
             elif key in TABLES and isinstance(value, Mapping):
                 self._add_table(key, self.values.setdefault(key, {}), value, source, folder)
@@ -154,7 +154,7 @@ class _Draft:
 
     def _add_table(self, table: str, values: Any, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         if not isinstance(values, dict):
-            return  # an earlier source had another kind of value there
+            return  # an earlier source has a value that is not a table, which is reported later
         for key, value in entries.items():
             name = f"{table}.{key}"
             if value is None:
@@ -178,7 +178,7 @@ class _Draft:
         """
         script = self.values.get("script")
         if script in (None, ""):
-            self.problems.append('script is missing: say which Python script to run, e.g. script = "train.py"')
+            self.problems.append('script is missing: name the Python script to run, e.g. script = "train.py"')
         elif isinstance(script, str) and not self.recorded:
             self._check_paths()
         self._check_table("checkpoint", checks.checkpoint_problems)
@@ -187,19 +187,19 @@ class _Draft:
         self.values.setdefault("name", _default_name(self.path, str(script or "job")))
         spec = self._validated()
         if self.problems or spec is None:
-            what = f"the job file {self.path}" if self.path else "the job"
+            name = f"the job file {self.path}" if self.path else "the job"
             count = f"{len(self.problems)} problems" if len(self.problems) > 1 else "a problem"
-            raise ConfigError("\n  - ".join([f"{what} has {count}:", *self.problems]))
+            raise ConfigError("\n  - ".join([f"{name} has {count}:", *self.problems]))
         return spec
 
     def _validated(self) -> JobSpec | None:
         try:
-            # Validated as JSON: strict JSON refuses "4" for 4, but still makes tuples of lists and models of tables.
+            # Strict JSON refuses "4" in place of 4, but still converts lists to tuples, and tables to models.
             return JobSpec.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
             details = error.errors()
         self.problems += [self._problem_text(detail) for detail in details]
-        # The model compares sizes last, and not at all when another value is wrong: compare them here.
+        # The model compares sizes last, and only if all other values are valid: otherwise compare them here.
         wrong = {str(detail["loc"][0]) if detail["loc"] else "sizes" for detail in details}
         if wrong.isdisjoint({"sizes", *_SHAPE}):
             shape = {name: self.values[name] for name in _SHAPE if name in self.values}
@@ -217,7 +217,7 @@ class _Draft:
         for part in detail["loc"]:
             try:
                 value = value.get(part) if isinstance(value, dict) else value[int(part)]
-            except (IndexError, ValueError, TypeError):  # a validator may have added parts to the location
+            except (IndexError, ValueError, TypeError):  # a validator added parts to the location
                 break
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
         source = self.sources.get(key) or self.sources.get(str(detail["loc"][0]), "")
@@ -262,30 +262,30 @@ def _remedy(key: str, table: str) -> str:
     """The remedy for a key that a table does not have."""
     key = key.lower().replace("-", "_")
     if former := FORMER.get(key):
-        return f"it is called '{former}'"
-    if places := _other_places(key, table):
-        return f"it belongs {' or '.join(places)}"
+        return f"it is now called '{former}'"
+    if others := _other_tables(key, table):
+        return f"move it {' or '.join(others)}"
     tables = [table, *(name for name in TABLES if name.startswith(f"{table}."))]
-    known = {name: _join(place, name) for place in reversed(tables) for name in _fields(place)}
-    if near := difflib.get_close_matches(key, known, n=1, cutoff=0.6):
-        return f"did you mean '{known[near[0]]}'?"
-    return f"known are {', '.join(_fields(table))}"
+    full_names = {name: _join(inner, name) for inner in reversed(tables) for name in _fields(inner)}
+    if near := difflib.get_close_matches(key, full_names, n=1, cutoff=0.6):
+        return f"did you mean '{full_names[near[0]]}'?"
+    return f"there are {', '.join(_fields(table))}"
 
 
 def _fields(table: str) -> Iterable[str]:
     return (TABLES[table] if table else JobSpec).model_fields
 
 
-def _other_places(key: str, table: str) -> list[str]:
-    """The tables that do have a key; empty: none has it."""
+def _other_tables(key: str, table: str) -> list[str]:
+    """The tables that have a key, as texts such as ``under [checkpoint]``; empty: no table has it."""
     if table and key in JobSpec.model_fields:
-        return [f"above [{table}], at the top"]
-    places = []
+        return [f"to the top of the file, above [{table}]"]
+    texts = []
     for other, model in TABLES.items():
         inner = key.removeprefix(f"{other.rpartition('.')[2]}_")
         if other != table and inner in model.model_fields:
-            places.append(f"under [{other}]" + (f" as '{inner}'" if inner != key else ""))
-    return places
+            texts.append(f"under [{other}]" + (f" as '{inner}'" if inner != key else ""))
+    return texts
 
 
 def _resolved(key: str, value: Any, folder: Path) -> Any:
@@ -296,14 +296,14 @@ def _resolved(key: str, value: Any, folder: Path) -> Any:
     if key not in _PATHS or not isinstance(value, str) or not value:
         return list(value) if isinstance(value, tuple) else value
     if (key == "python" and "/" not in value) or (key == "remote_url" and "://" in value):
-        return value  # a plain name is looked up on the machine
+        return value  # a program name is searched on PATH of the machine
     if key == "code" and value == IN_PLACE:
         return value
     return os.path.normpath(folder / Path(value).expanduser())
 
 
 def _default_name(path: Path | None, script: str) -> str:
-    """The job file's name; else the script's name with a suffix, so that each run is a separate job."""
+    """The name of the job file; without one, the script's name with a random suffix, so that each run is a new job."""
     stem = re.sub(r"[^a-z0-9]+", "-", (path or Path(script)).stem.lower()).strip("-") or "job"
     return stem[:30].strip("-") if path else f"{stem[:25].strip('-')}-{secrets.token_hex(2)}"
 

@@ -1,4 +1,4 @@
-"""Makes a certificate authority and certificates for agents beyond loopback, by openssl."""
+"""Makes a certificate authority and certificates for the agents of a test cluster, with openssl."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from everstep.system import private_files as private
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 DAYS = "30"
-"""Days for which the certificates are valid; such a cluster lives for less."""
+"""Number of days for which the certificates are valid."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """The certificate files of one cluster: ``ca.crt``, and ``NAME.crt`` and ``NAME.key`` for each machine."""
+    """The certificates of one cluster: the files ``ca.crt``, and ``NAME.crt`` and ``NAME.key`` for each machine."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """The authority's certificate, which signed all others."""
+        """The certificate of the authority that signed all others."""
         return self.folder / "ca.crt"
 
     def options(self, machine: str) -> list[str]:
@@ -52,7 +52,7 @@ class Certificates:
                 ["openssl", *words], cwd=self.folder, capture_output=True, text=True, check=False, umask=0o077
             )
         except OSError as error:
-            raise ClusterError(f"openssl cannot be run: {error.strerror}") from error
+            raise ClusterError(f"openssl cannot be run: {error.strerror}; install it") from error
         if done.returncode:
             raise ClusterError(f"'openssl {' '.join(words)}' failed: {done.stderr.strip()}")
 

@@ -1,9 +1,9 @@
 """Bring a local cluster up and down.
 
-A cluster is one Temporal server, some workers and one agent per machine, all processes of this computer under a
-detached supervisor. Its files lie in ``<everstep home>/clusters/<name>``, its shared memory in
-``/dev/shm/everstep-<user>/<id>``. Only its user can enter either; its agents serve callers with the token that lies in
-the former.
+A cluster is one Temporal server, some workers and one agent per machine. All are processes of this computer under a
+supervisor in the background. The files of a cluster are in ``<everstep home>/clusters/<name>``, and its shared memory
+is in ``/dev/shm/everstep-<user>/<id>``; only its user can enter these folders. Agents serve only callers with the token
+in the cluster's folder.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from controlplane.local import cluster_processes, mounts, ports, readiness, stopping
-from controlplane.local.cluster_file import ClusterFile, everstep_home, kept_settings
+from controlplane.local.cluster_file import ClusterFile, everstep_home, kept_settings, lock
 from controlplane.local.commands import Commands
-from controlplane.local.lock import lock
 from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
-from controlplane.monitor_file import monitor_settings
-from controlplane.notices_file import notice_settings
+from controlplane.settings_files import monitor_settings, notice_settings
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
 from everstep.rank import environment
 from everstep.system import private_files as private
 
 SHM_ROOT = Path(os.environ.get(environment.SHM_ROOT) or f"/dev/shm/everstep-{os.getuid()}")
-"""Shared memory of all clusters of this user. If another user owns the folder, it is refused: set another one."""
+"""Folder with the shared memory of all clusters of this user; a folder that another user owns is refused."""
 TOKEN_BYTES = 32
 BASE_ADDRESS = "127.0.0.11"
 """Loopback address of the first machine; further machines have the addresses after it."""
@@ -60,22 +58,22 @@ def up(
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
     Args:
-        name: name of the cluster: up to 30 of a-z, 0-9 and '-'.
-        machines: agents for jobs; a running cluster never shrinks.
-        standbys: agents beside them, for replacement.
-        workers: worker processes.
-        at_most: the machine pool may grow the cluster to this number of machines; 0: it does not grow.
-        progress: is called with a line for each step.
-        base_address: address of the first machine of a new cluster, on loopback unless agents have TLS.
-        commands: programs that run in place of everstep's own.
-        agents_ca: certificate of the authority of the agents' certificates; None: they have no TLS.
-        ledger_url: URL of a ledger; by default it is a file of the cluster.
-        monitor: file with the settings of the agents' inspections; None: defaults, or those of a running cluster.
-        notices: file with the receivers of notices; None: no receivers, or those of a running cluster.
+        name: Name of the cluster: up to 30 of a-z, 0-9 and '-'.
+        machines: Number of machines for jobs; a running cluster never shrinks.
+        standbys: Number of additional machines, for replacement.
+        workers: Number of worker processes.
+        at_most: Upper limit to which the machine pool may grow the cluster; 0: it does not grow by itself.
+        progress: Is called with a line for each part of the start.
+        base_address: Address of the first machine of a new cluster, on loopback unless agents have TLS.
+        commands: Programs that run instead of everstep's own; None: everstep's own.
+        agents_ca: Certificate of the authority of the agents' certificates; None: they have no TLS.
+        ledger_url: URL of a ledger; empty: a file of the cluster.
+        monitor: File with the settings of inspections; None: the defaults, or the file of a running cluster.
+        notices: File with the receivers of notices; None: no receivers, or the file of a running cluster.
 
     Raises:
-        ClusterError: the name is invalid, there is no Temporal server, a port is taken, a process fails, or a
-            running cluster has another file with settings.
+        ClusterError: the name is invalid, there is no Temporal server, a port is taken, a process fails, or the running
+            cluster has another file with settings.
         ConfigError: a file with settings is wrong.
     """
     home = ClusterFile.home_of(name)
@@ -103,7 +101,7 @@ def up(
         )
         _make_token(cluster)
         for path in stopping.remove_stale(SHM_ROOT):
-            progress(f"removed {path}, left behind by a cluster that is gone")
+            progress(f"removed {path}, which a removed cluster had left behind")
         plan = _plan(cluster, choice, commands)
         _check_ports(cluster, choice, claims)
         if choice.address:  # nothing is started for a server that does not answer
@@ -117,7 +115,7 @@ def up(
 
 
 def _temporal(home: Path, progress: Progress) -> TemporalChoice:
-    """A running cluster keeps its server; otherwise look for a server."""
+    """The server of a running cluster, or else the server that is found or obtained."""
     with suppress(OSError, ValueError):
         plan = ClusterPlan.load(home)
         embedded = [Path(entry.argv[0]) for entry in plan.processes if entry.kind == "temporal"]
@@ -141,7 +139,7 @@ def _describe(
     monitor: Path | None,
     notices: Path | None,
 ) -> ClusterFile:
-    """The description of the new cluster, with the addresses that it had before."""
+    """The description of the cluster to start, with the addresses of its last start."""
     home = ClusterFile.home_of(name).resolve()
     before = _earlier(home)
     identifier = _identifier(home)
@@ -164,7 +162,7 @@ def _describe(
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
         address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
-        # Each cluster has its own namespace: a client that reaches another cluster's server gets an error.
+        # Each cluster has its own namespace, so that a client that reaches another cluster's server gets an error.
         namespace, ui_url = own, f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
     return ClusterFile(
         name=name,
@@ -188,7 +186,7 @@ def _describe(
 
 
 def _identifier(home: Path) -> str:
-    """The id of the cluster in a folder: it depends on the folder alone, and differs between folders."""
+    """The id of the cluster in a folder; it depends only on the folder, and differs between folders."""
     return f"{home.name}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
 
 
@@ -201,7 +199,7 @@ def _earlier(home: Path) -> ClusterFile | None:
 
 
 def _make_token(cluster: ClusterFile) -> None:
-    """The token of the agents: made once, readable only by this user, and kept as the addresses are."""
+    """Make the token of the agents, unless it exists; only this user can read it."""
     assert cluster.token_file
     if not cluster.token_file.exists():
         private.replace(cluster.token_file, secrets.token_urlsafe(TOKEN_BYTES) + "\n")
@@ -263,7 +261,7 @@ def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
 
 
 def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Claims) -> None:
-    """Check that ports are free, except those of processes that run or are about to be started again."""
+    """Check that ports are free, except those of processes that run, or that the supervisor restarts."""
     running = processes(cluster).keys() | _supervised(cluster.home)
     for name, address in _addresses(cluster, choice).items():
         if name.split("'")[0] in running:
@@ -271,8 +269,8 @@ def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Cla
         host, port = ports.split(address)
         if not claims.claim(host, port) or not ports.is_free(host, port):
             raise ClusterError(
-                f"{address} is taken by another process, and {name} of cluster {cluster.name!r} listens there: stop "
-                f"that process (ss -ltnp 'sport = :{port}'), or remove {cluster.home / 'last.json'} for new addresses"
+                f"another process uses {address}, which {name} of cluster {cluster.name!r} needs: stop that process "
+                f"(ss -ltnp 'sport = :{port}' shows it), or remove {cluster.home / 'last.json'} to get new addresses"
             )
 
 
@@ -320,9 +318,9 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
     """Stop all of a cluster: workers, agents, fork servers and ranks, Temporal, shared memory.
 
     Args:
-        name: name of the cluster.
-        progress: is called with a line for each step.
-        purge: remove its folder as well: history, ledger and logs.
+        name: Name of the cluster.
+        progress: Is called with a line for each part of the stop.
+        purge: Whether to remove its folder too, with history, ledger and logs.
 
     Returns:
         Whether any part of it existed.
@@ -334,7 +332,7 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
     with lock(home):
         described = home / "cluster.json"
         was_up = described.exists()
-        was_up = _stop(home, progress) or was_up  # its processes are found even if a person removed its files
+        was_up = _stop(home, progress) or was_up  # processes are found even if the cluster's files were removed
         if described.exists():
             described.rename(home / "last.json")
         if purge:
@@ -343,36 +341,36 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
 
 
 def _stop(home: Path, progress: Progress) -> bool:
-    """Stop all processes, by the supervisor or in its place; needs none of the cluster's files."""
+    """Stop all processes, by the supervisor or without it; returns whether there were any. No file is required."""
     cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
-    found = bool(running or cluster_processes.of_cluster(cluster_id))
+    existed = bool(running or cluster_processes.of_cluster(cluster_id))
     if running:
         cluster_processes.send(running, signal.SIGTERM)
         _follow_stopping(home, running, progress)
-    if cluster_processes.of_cluster(cluster_id):  # its supervisor is dead: do its work here
+    if cluster_processes.of_cluster(cluster_id):  # the supervisor is dead, so this process stops the rest
         stopping.stop_all(State.load(home), cluster_id, progress)
     (home / "state.json").unlink(missing_ok=True)
-    mounts.unmount(home)  # left by a drill that was killed
+    mounts.unmount(home)  # a killed drill may have left mounts
     for shm in {SHM_ROOT / cluster_id, *([before.shm] if before else [])}:
         stopping.remove_shared_memory(shm)
     if left := cluster_processes.of_cluster(cluster_id):
         raise ClusterError(f"processes of cluster {home.name!r} cannot be stopped: pids {sorted(left)}")
-    return found
+    return existed
 
 
 def _follow_stopping(home: Path, supervisor: cluster_processes.Process, progress: Progress) -> None:
-    said = "running"
+    shown = "running"
 
     def gone() -> bool:
-        nonlocal said
+        nonlocal shown
         phase = State.load(home).phase
-        if phase not in (said, "running"):
-            said = phase
+        if phase not in (shown, "running"):
+            shown = phase
             progress(phase)
         return not cluster_processes.alive(supervisor)
 
     if not readiness.holds(gone, STOP_LIMIT_S):
-        progress("the supervisor does not end: it is killed")
+        progress("the supervisor did not end in time: killing it")
         cluster_processes.send(supervisor, signal.SIGKILL)
         cluster_processes.wait_gone([supervisor], 5.0)
 
@@ -384,7 +382,7 @@ def supervisor_of(home: Path) -> cluster_processes.Process | None:
 
 
 def processes(cluster: ClusterFile) -> dict[str, int]:
-    """Name → pid of the cluster's own processes that live: ``temporal``, ``worker-0``, ``agent-m0``, …"""
+    """Name → pid of the cluster's own live processes: ``temporal``, ``worker-0``, ``agent-m0``, …"""
     state = State.load(cluster.home)
     return {name: running.pid for name, running in state.processes.items() if cluster_processes.alive(running.process)}
 

@@ -1,8 +1,11 @@
-"""The description of a local cluster: one JSON file in its home."""
+"""The description of a local cluster, which is one JSON file in its home, and the lock for its changes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -16,7 +19,7 @@ from everstep.system import private_files as private
 
 
 def everstep_home() -> Path:
-    """The folder of all local clusters: ``EVERSTEP_HOME``, or below the user's state folder."""
+    """The folder of all local clusters: ``EVERSTEP_HOME``, or ``everstep`` in the user's state folder."""
     if home := os.environ.get(environment.HOME):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "everstep"
@@ -27,7 +30,8 @@ class ClusterFile(BaseModel):
 
     name: str
     id: str = ""
-    """Marks all its processes (``EVERSTEP_CLUSTER``) and its shared memory; unique on this computer."""
+    """Id in the environment of all its processes (``EVERSTEP_CLUSTER``) and in the path of its shared memory; it is
+    unique on this computer."""
     home: Path
     """Folder of this cluster: ``<everstep home>/clusters/<name>``."""
     shm: Path
@@ -35,11 +39,11 @@ class ClusterFile(BaseModel):
     temporal_address: str
     namespace: str = "everstep"
     task_queue: str = TASK_QUEUE
-    """Task queue of its jobs; the default is for clusters that an earlier version brought up."""
+    """Task queue of its jobs; the default is for clusters that an earlier release started."""
     ui_url: str
     ledger_url: str
     token_file: Path | None = None
-    """File with the token of its agents; None: an earlier version without tokens brought it up."""
+    """File with the token of its agents; None: an earlier release without tokens started it."""
     agents_ca: Path | None = None
     """Certificate of the authority of its agents' certificates; None: they have no TLS."""
     monitor: Path | None = None
@@ -50,7 +54,7 @@ class ClusterFile(BaseModel):
     """All machines, the standbys last."""
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
-    """The machine pool may grow it to this number of machines; 0: it does not grow by itself."""
+    """Upper limit to which the machine pool may grow the cluster; 0: it does not grow by itself."""
     workers: int = Field(2, ge=1)
 
     @property
@@ -90,7 +94,9 @@ class ClusterFile(BaseModel):
         try:
             return cls.model_validate_json(path.read_text())
         except FileNotFoundError:
-            raise ClusterError(f"no cluster {name!r} is up (no {path}): start it with 'everstep up'") from None
+            raise ClusterError(
+                f"no cluster {name!r} is up ({path} does not exist): start it with 'everstep up'"
+            ) from None
         except ValueError as error:
             raise ClusterError(f"{path} is damaged ({error}): run 'everstep down' and 'everstep up'") from error
 
@@ -102,12 +108,23 @@ class ClusterFile(BaseModel):
 
 
 def kept_settings(name: str, option: str, given: Path | None, before: Path | None) -> Path | None:
-    """The file with settings that a running cluster has.
+    """The file with settings that a running cluster uses.
 
     Raises:
-        ClusterError: the caller names another file.
+        ClusterError: the option names another file.
     """
     if given and given != before:
-        has = f"has the settings of {before}" if before else "has no file of that kind"
-        raise ClusterError(f"{option} {given}: cluster {name!r} runs and {has}: 'everstep down' first")
+        has = f"with the settings of {before}" if before else "without such a file"
+        raise ClusterError(f"{option} {given}: cluster {name!r} is running {has}. Take it down first: everstep down")
     return before
+
+
+@contextmanager
+def lock(home: Path) -> Iterator[None]:
+    """Hold the lock of a cluster: at most one change of it runs at a time.
+
+    The lock file lies beside the cluster's folder, since the folder may be removed meanwhile.
+    """
+    with open(private.make_folder(home.parent) / f".{home.name}.lock", "w", opener=private.open_file) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

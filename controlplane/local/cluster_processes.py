@@ -1,7 +1,7 @@
-"""Which processes belong to a cluster, and signals to them.
+"""Finds the processes of a cluster, and sends signals to them.
 
-A process belongs to a cluster when the environment that it was started with has ``EVERSTEP_CLUSTER=<id>``: forked ranks
-show their fork server's environment, so they are found too, with all that they started.
+A process belongs to a cluster if it was started with ``EVERSTEP_CLUSTER=<id>`` in its environment. This includes forked
+ranks, whose environment is that of their fork server, and all processes that they started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from everstep.rank import environment
 from everstep.system.procfs import arguments, living, pids, process_of, threads_of
 from everstep.system.procfs import environment as environment_of
 
-STOP_LOOK_S = 0.0005
+STOP_CHECK_S = 0.0005
 """Time between two checks whether a process is stopped, seconds."""
 
 
@@ -31,18 +31,18 @@ class Process(NamedTuple):
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this pid now; None: there is no process, or it is a zombie."""
+    """The process with this pid; None: there is none, or it is a zombie."""
     found = process_of(pid)
     return Process(pid, found.start) if found and found.lives else None
 
 
 def alive(process: Process) -> bool:
-    """Whether exactly this process still runs (a zombie does not)."""
+    """Whether this very process still runs; a zombie does not run."""
     return identify(process.pid) == process
 
 
 def cluster_ids() -> dict[str, set[int]]:
-    """Cluster id → pids of its live processes, by the environment that they were started with."""
+    """Cluster id → pids of its live processes, by the environment with which they were started."""
     key = f"{environment.CLUSTER}=".encode()
     found: dict[str, set[int]] = {}
     for pid in pids():
@@ -54,10 +54,7 @@ def cluster_ids() -> dict[str, set[int]]:
 
 
 def of_cluster(cluster_id: str) -> set[int]:
-    """Pids of a cluster's processes and of all that they started.
-
-    The caller itself and its ancestors are never among them.
-    """
+    """Pids of a cluster's processes and of all their descendants, without the caller and its ancestors."""
     found = cluster_ids().get(cluster_id, set())
     parents = {process.pid: process.parent for process in living()}
     found &= parents.keys()
@@ -71,15 +68,16 @@ def of_cluster(cluster_id: str) -> set[int]:
 
 
 def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
-    """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and all that they started.
+    """Pids of one machine of a cluster: its agent, fork servers, ranks and stores, and all their descendants.
 
-    Their command line has a folder of the machine (forked processes show their fork
-    server's), or their environment has its name, or an ancestor is such a process.
+    A process belongs to a machine if its command line has a folder of the machine, if its environment has the
+    machine's name, or if an ancestor belongs to the machine. Forked processes have the command line of their fork
+    server.
 
     Args:
-        cluster_id: id of the cluster; other clusters are left alone.
-        machine: name of the machine.
-        folders: its state folder, and the one in shared memory, where its sockets are.
+        cluster_id: Id of the cluster; processes of other clusters do not count.
+        machine: Name of the machine.
+        folders: Its state folder, and its folder in shared memory, which has its sockets.
     """
     cluster = of_cluster(cluster_id)
     found = {pid for pid in cluster if _is_of(pid, machine, [os.fsencode(folder) for folder in folders])}
@@ -96,7 +94,7 @@ def _is_of(pid: int, machine: str, folders: list[bytes]) -> bool:
 
 
 def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process | None:
-    """A session leader of the cluster that runs exactly this command line and is not among the known pids, or None."""
+    """A session leader of the cluster with exactly this command line, and without a known pid; None: there is none."""
     wanted = [os.fsencode(argument) for argument in argv]
     for pid in cluster_ids().get(cluster_id, set()) - known:
         with suppress(OSError):
@@ -106,11 +104,11 @@ def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process |
 
 
 def send(process: Process, number: int) -> None:
-    """Send a signal to exactly this process; nothing happens when it is gone."""
+    """Send a signal to this very process; nothing happens if it has ended."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            if alive(process):  # from here on the pidfd keeps the identity
+            if alive(process):  # from here on, the pidfd refers to this very process
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
@@ -119,18 +117,18 @@ def send(process: Process, number: int) -> None:
 def wait_stopped(processes: Iterable[Process], seconds: float) -> None:
     """Wait until SIGSTOP has stopped every thread of the processes, at most this many seconds."""
     deadline = time.monotonic() + seconds
-    left = [process for process in processes if not _stands_still(process)]
+    left = [process for process in processes if not _is_stopped(process)]
     while left and time.monotonic() < deadline:
-        time.sleep(STOP_LOOK_S)
-        left = [process for process in left if not _stands_still(process)]
+        time.sleep(STOP_CHECK_S)
+        left = [process for process in left if not _is_stopped(process)]
 
 
-def _stands_still(process: Process) -> bool:
+def _is_stopped(process: Process) -> bool:
     return not alive(process) or all(thread.state in "TtZX" for thread in threads_of(process.pid))
 
 
 def wait_gone(processes: Iterable[Process], seconds: float) -> set[Process]:
-    """Wait until the processes are gone.
+    """Wait until the processes have ended.
 
     Returns:
         The processes that still run at the time limit.

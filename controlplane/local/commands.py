@@ -11,11 +11,11 @@ from agent import launcher
 from everstep.model.machine import Machine
 
 TEMPLATE_ROOM = 4096
-"""Room in bytes for the command lines of fork servers that are forked from the template."""
+"""Length of the template's last argument, bytes; forked fork servers write their own command lines over it."""
 
 
 def worker_command() -> list[str]:
-    """The command line of a worker. ``-P``: no file of the user hides a module."""
+    """The command line of a worker; with ``-P`` no file of the user hides a module."""
     return [sys.executable, "-P", "-m", "console.main", "worker"]
 
 
@@ -34,11 +34,11 @@ def template_command(socket: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Commands:
-    """The programs that a cluster runs; tests replace them."""
+    """The programs of a cluster, which tests replace."""
 
     worker: Callable[[], list[str]] = worker_command
     agent: Callable[[Machine, Path, Path], list[str]] = agent_command
     template: Callable[[Path], list[str]] | None = template_command
-    """The template; None: each agent starts its fork servers itself, as on a real machine."""
+    """Makes the command line of the template; None: each agent starts its fork servers itself, as on a real machine."""
     ledger: list[str] | None = None
     """The command line of a server for the ledger; None: the ledger needs no server."""

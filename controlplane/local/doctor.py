@@ -1,4 +1,4 @@
-"""Checks for what everstep needs on a machine, with a remedy for each missing point."""
+"""Checks whether a machine has what everstep needs, with a remedy for each missing part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISK_WANTED = 1 << 30
 
 
 class Examined(BaseModel):
-    """One point of the examination."""
+    """The result of one check."""
 
     name: str
     status: Status
@@ -38,22 +38,22 @@ class Examined(BaseModel):
 
 
 def examine(inventory: Path | None = None) -> list[Examined]:
-    """Run all checks; a check that raises an error is a result too.
+    """Run all checks; a check that raises an error counts as ``missing``.
 
     Args:
-        inventory: File with the machines of a deployed cluster; their agents are asked too.
+        inventory: File with the machines of a deployed cluster, which are checked too; None: no such machines.
     """
-    findings = [_guarded(check) for check in CHECKS]
-    return [*findings, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
+    results = [_guarded(check) for check in CHECKS]
+    return [*results, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
 
 
 def _guarded(check: Callable[[], Examined]) -> Examined:
     try:
         return check()
     except Exception as error:
-        of = check.func if isinstance(check, partial) else check
-        name = of.__name__.strip("_").replace("_", " ")
-        return Examined(name=name, status="missing", found=f"could not be looked at: {error}", remedy="see the message")
+        function = check.func if isinstance(check, partial) else check
+        name = function.__name__.strip("_").replace("_", " ")
+        return Examined(name=name, status="missing", found=f"could not be checked: {error}", remedy="see the message")
 
 
 def _python() -> Examined:
@@ -78,7 +78,7 @@ def _torch() -> Examined:
 
 def _temporal() -> Examined:
     notes: list[str] = []
-    remedy = "make temporal (downloads or builds it), or set TEMPORAL_ADDRESS to a server of yours"
+    remedy = "make temporal (downloads or builds it), or set TEMPORAL_ADDRESS to your own server"
     try:
         if choice := temporal_server.configured():
             return Examined(name="temporal", status="ok", found=f"configured: {choice.address} ({choice.namespace})")
@@ -95,7 +95,7 @@ def _shared_memory() -> Examined:
     usage = shutil.disk_usage("/dev/shm")
     status: Status = "ok" if usage.free >= SHM_WANTED and os.access("/dev/shm", os.W_OK) else "missing"
     found = f"/dev/shm: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
-    remedy = "1 GiB and more, by the size of the checkpoints: mount -o remount,size=8G /dev/shm; docker: --shm-size=8g"
+    remedy = "have 1 GiB, or more for large checkpoints: mount -o remount,size=8G /dev/shm; docker: --shm-size=8g"
     return Examined(name="shared memory", status=status, found=found, remedy=remedy)
 
 
@@ -105,7 +105,7 @@ def _pidfd() -> Examined:
     except (AttributeError, OSError) as error:
         remedy = "Linux 5.4 or newer; in a sandbox, allow the system call pidfd_open"
         return Examined(name="pidfd", status="missing", found=f"pidfd_open: {error}", remedy=remedy)
-    return Examined(name="pidfd", status="ok", found="process deaths are noticed at once")
+    return Examined(name="pidfd", status="ok", found="deaths of processes are detected at once")
 
 
 def _addresses() -> Examined:
@@ -121,7 +121,7 @@ def _addresses() -> Examined:
 def _ports() -> Examined:
     wanted = (local_cluster.TEMPORAL_PORT, local_cluster.UI_PORT)
     taken = [str(port) for port in wanted if not ports.is_free("127.0.0.1", port)]
-    found = f"taken: {', '.join(taken)}; a new cluster takes others" if taken else "7233 and 8233 are free"
+    found = f"{' and '.join(taken)} in use; a new cluster uses other ports" if taken else "7233 and 8233 are free"
     return Examined(name="ports", status="ok", found=found)
 
 
@@ -132,7 +132,7 @@ def _disk() -> Examined:
     free = shutil.disk_usage(folder).free
     fits = free >= DISK_WANTED and os.access(folder, os.W_OK)
     found = f"{everstep_home()}: {free / 2**30:.1f} GiB free"
-    remedy = "1 GiB where we may write, or set EVERSTEP_HOME to another folder"
+    remedy = "free 1 GiB in a folder that you can write, or set EVERSTEP_HOME to another folder"
     return Examined(name="disk", status="ok" if fits else "missing", found=found, remedy=remedy)
 
 
@@ -140,7 +140,7 @@ def _go() -> Examined:
     if go := shutil.which("go"):
         version = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout.strip()
         return Examined(name="go", status="ok", found=version)
-    remedy = "only to build a Temporal server where none can be downloaded: Go 1.26"
+    remedy = "Go 1.26 is only needed to build a Temporal server if none can be downloaded"
     return Examined(name="go", status="optional", found="not on PATH", remedy=remedy)
 
 
@@ -150,7 +150,7 @@ def _py_spy() -> Examined:
     if program:
         return Examined(name="py-spy", status="ok", found=program)
     return Examined(
-        name="py-spy", status="optional", found="not found", remedy="stacks of hung ranks: uv pip install py-spy"
+        name="py-spy", status="optional", found="not found", remedy="for stacks of hung ranks: uv pip install py-spy"
     )
 
 
@@ -158,7 +158,7 @@ def _postgresql() -> Examined:
     try:
         import psycopg
     except ImportError as error:
-        remedy = "only for a ledger in PostgreSQL: uv pip install 'everstep[postgresql]'"
+        remedy = "only needed for a ledger in PostgreSQL: uv pip install 'everstep[postgresql]'"
         return Examined(name="postgresql", status="optional", found=f"no driver: {error}", remedy=remedy)
     return Examined(
         name="postgresql", status="ok", found=f"driver psycopg {psycopg.__version__} (the default is SQLite)"
@@ -169,22 +169,23 @@ def _inventory(path: Path) -> Examined:
     from agent.client import AgentClients
     from controlplane.inventory import NAMED, Answer, ask, load
 
-    found = load(path)
+    inventory = load(path)
 
     async def answers() -> list[Answer]:
         agents = AgentClients()
         try:
-            return await ask(found.machines, agents)
+            return await ask(inventory.machines, agents)
         finally:
             await agents.close()
 
-    troubled = [reply for reply in asyncio.run(answers()) if reply.problem]
-    text = f"{path}: {len(found.machines) - len(troubled)} of {len(found.machines)} machines answer"
-    said = [f"{trouble.machine.name}: {trouble.problem}" for trouble in troubled[:NAMED]]
-    more = [f"and {len(troubled) - NAMED} more"] if len(troubled) > NAMED else []
-    remedy = "start their agents, or see whether address, name, certificates and token are theirs"
-    status: Status = "missing" if troubled else "ok"
-    return Examined(name="inventory", status=status, found="; ".join([text, *said, *more]), remedy=remedy)
+    failed = [answer for answer in asyncio.run(answers()) if answer.problem]
+    count = len(inventory.machines)
+    text = f"{path}: {count - len(failed)} of {count} machines answer"
+    problems = [f"{answer.machine.name}: {answer.problem}" for answer in failed[:NAMED]]
+    more = [f"and {len(failed) - NAMED} more"] if len(failed) > NAMED else []
+    remedy = "start their agents, or check address, name, certificates and token"
+    status: Status = "missing" if failed else "ok"
+    return Examined(name="inventory", status=status, found="; ".join([text, *problems, *more]), remedy=remedy)
 
 
 CHECKS: tuple[Callable[[], Examined], ...] = (

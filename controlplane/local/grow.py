@@ -1,4 +1,4 @@
-"""Grows a running local cluster by more agents."""
+"""Adds machines to a running local cluster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from controlplane.local import cluster_processes, ports
 from controlplane.local.cluster import supervisor_of
-from controlplane.local.cluster_file import ClusterFile
-from controlplane.local.lock import lock
+from controlplane.local.cluster_file import ClusterFile, lock
 from controlplane.local.plan import ClusterPlan, ProcessPlan
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
@@ -16,22 +15,22 @@ from everstep.system import private_files as private
 
 
 def grow(name: str, machines: int) -> None:
-    """Grow the cluster to this number of machines. New agents start with the options of the first agent.
+    """Grow the cluster to this number of machines, without waiting until the new agents answer.
 
-    Does not wait until they answer. A second call with the same number changes nothing.
+    New agents start with the options of the first agent. A second call with the same number changes nothing.
 
     Raises:
-        ClusterError: the cluster is not up, or may not have so many machines.
+        ClusterError: the cluster is not up, or may not have this number of machines.
     """
     home = ClusterFile.load(name).home
     with lock(home), ports.Claims() as claims:
         cluster = ClusterFile.load(name)  # another process may have changed it before the lock
         if machines > cluster.at_most:
             raise ClusterError(
-                f"cluster {name!r} may have {cluster.at_most} machines at most: see 'everstep up --at-most'"
+                f"cluster {name!r} may have at most {cluster.at_most} machines: 'everstep up --at-most' sets the limit"
             )
         if not (supervisor := supervisor_of(home)):
-            raise ClusterError(f"cluster {name!r} has no supervisor that could start a machine: run 'everstep up'")
+            raise ClusterError(f"cluster {name!r} has no supervisor to start a machine: run 'everstep up'")
         plan, first = ClusterPlan.load(home), cluster.machines[0]
         like = next(entry for entry in plan.processes if entry.name == f"agent-{first.name}")
         base = ports.split(first.address)[0]
@@ -42,7 +41,7 @@ def grow(name: str, machines: int) -> None:
             cluster.machines.append(machine)
             plan.processes.append(_agent(like, first, machine))
             plan.addresses.append(machine.address)
-        plan.save(home)  # before the list of machines: a machine in the list must be in the plan
+        plan.save(home)  # first the plan, since a machine of the cluster must be in the plan
         cluster.save()
         cluster_processes.send(supervisor, signal.SIGHUP)
 
@@ -50,10 +49,10 @@ def grow(name: str, machines: int) -> None:
 def _agent(like: ProcessPlan, other: Machine, machine: Machine) -> ProcessPlan:
     """The plan of a machine's agent, made from the plan of another machine's agent."""
 
-    def of_this(argument: str) -> str:
+    def adapted(argument: str) -> str:
         if argument == other.address:
             return machine.address
         folder, slash, last = argument.rpartition("/")
         return f"{folder}{slash}{machine.name}" if last == other.name else argument
 
-    return replace(like, name=f"agent-{machine.name}", argv=[of_this(argument) for argument in like.argv])
+    return replace(like, name=f"agent-{machine.name}", argv=[adapted(argument) for argument in like.argv])

@@ -1,7 +1,7 @@
-"""Machines with their own network: namespaces that a bridge joins, and faults of their links.
+"""Machines with their own network: network namespaces that a bridge connects, and faults of their links.
 
-The control host, with Temporal, workers and commands, is one of these
-namespaces; nothing in them reaches this computer's own network.
+The control host, which runs Temporal, workers and commands, is one of these namespaces. None of them is connected to
+this computer's own network.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ FIRST_CARD, SECOND_CARD = "eth0", "nic1"
 NAMED = Path("/run/netns")
 """Folder in which iproute2 keeps the names of namespaces."""
 ALL_BITS, BURST = "10gbit", "16k"
-"""Rate of a link that is not slow, and burst of a slow link, which passes without delay."""
+"""Rate of a link that is not slow, and amount of data that passes a slow link without delay."""
 SETTLE_S = 5.0
-"""A killed process is gone within this time, seconds."""
+"""Time limit for the end of a killed process, seconds."""
 _CLONE_NEWNET = 0x40000000
 _NAME = re.compile(r"(everstep-(\d+)-(\d+)-\d+)-.+")
 _made = itertools.count()
 
 
 class Network:
-    """One bridge and the namespaces on it.
+    """One bridge, and the namespaces that it connects.
 
     Args:
-        machines: Name → address; all are in one network of 254 addresses.
-        control: Address of the control host in it.
+        machines: Machine → its address; all are in one network of 254 addresses.
+        control: Address of the control host in this network.
     """
 
     def __init__(self, machines: Mapping[str, str], control: str) -> None:
@@ -72,7 +72,7 @@ class Network:
         """Make namespaces, bridge and links.
 
         Raises:
-            ClusterError: it cannot be done here; the message says why.
+            ClusterError: this computer cannot do it; the message has the reason.
         """
         remove_stale()
         _run("ip", "netns", "add", self.name(CONTROL))
@@ -88,7 +88,7 @@ class Network:
             self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
             self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
             self._ip(machine, "link", "set", "eth0", "up")
-            # The second card is like a card for rank traffic: it leads to the control host, and carries no traffic.
+            # The second card stands for a card for rank traffic: it is connected to the control host, without traffic.
             far = self._far_end(machine)
             self._ip(CONTROL, "link", "add", far, "type", "veth", "peer", "name", f"s{number}")
             self._ip(CONTROL, "link", "set", f"s{number}", "netns", self.name(machine), "name", SECOND_CARD)
@@ -107,7 +107,7 @@ class Network:
         return f"r{list(self.machines).index(machine)}"
 
     def let_ports_be_chosen(self) -> None:
-        """Let the control host bind addresses of the machines, to see which of their ports are free.
+        """Let the control host bind addresses of the machines, so that it can find free ports on them.
 
         Raises:
             ClusterError: the setting cannot be changed.
@@ -116,7 +116,7 @@ class Network:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Move this thread, and all threads and processes that it starts, to the control host."""
+        """While the block runs, move this thread, and all that it starts, to the control host."""
         with network_namespace().open("rb") as before:
             with (NAMED / self.name(CONTROL)).open("rb") as there:
                 _enter(there.fileno())
@@ -127,7 +127,7 @@ class Network:
 
     @contextmanager
     def link_down(self, machine: str) -> Iterator[None]:
-        """Take a machine's link down: no traffic to or from it passes."""
+        """While the block runs, take a machine's link down: no traffic to or from it passes."""
         self._ip(machine, "link", "set", "eth0", "down")
         try:
             yield
@@ -136,7 +136,9 @@ class Network:
 
     @contextmanager
     def slow_link(self, one: str, other: str, bytes_s: float) -> Iterator[None]:
-        """Limit the link between two machines to a rate in bytes/s, each way; their other links keep full speed.
+        """While the block runs, limit the link between two machines to a rate in bytes/s, in each direction.
+
+        Their links to other machines keep full speed.
 
         Raises:
             ClusterError: it cannot be done; the message says why.
@@ -160,28 +162,28 @@ class Network:
 
     @contextmanager
     def cut_off(self, machine: str) -> Iterator[None]:
-        """Cut the link between the control host and a machine; machines still reach each other."""
-        with self._no_way((CONTROL, self.machines[machine]), (machine, self.control)):
+        """While the block runs, cut the link between the control host and a machine; machines reach each other."""
+        with self._blocked((CONTROL, self.machines[machine]), (machine, self.control)):
             yield
 
     @contextmanager
     def cut_link(self, one: str, other: str) -> Iterator[None]:
-        """Cut the link between two machines; all others still reach both."""
-        with self._no_way((one, self.machines[other]), (other, self.machines[one])):
+        """While the block runs, cut the link between two machines; all others reach both."""
+        with self._blocked((one, self.machines[other]), (other, self.machines[one])):
             yield
 
     @contextmanager
-    def _no_way(self, *both: tuple[str, str]) -> Iterator[None]:
-        for host, address in both:
+    def _blocked(self, *routes: tuple[str, str]) -> Iterator[None]:
+        for host, address in routes:
             self._ip(host, "route", "add", "blackhole", f"{address}/32")
         try:
             yield
         finally:
-            for host, address in both:
+            for host, address in routes:
                 self._ip(host, "route", "del", "blackhole", f"{address}/32")
 
     def remove(self) -> list[int]:
-        """Remove the network; returns the processes that were still in it and were killed."""
+        """Remove the network, and kill the processes in it; returns their pids."""
         return [pid for host in (CONTROL, *self.machines) for pid in _remove(self.name(host))]
 
     def _ip(self, host: str, *words: str) -> None:
@@ -189,7 +191,7 @@ class Network:
 
 
 def missing() -> str:
-    """What this computer lacks for machines with their own network; empty: nothing."""
+    """Why this computer cannot have machines with their own network; empty: it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
@@ -206,7 +208,7 @@ def missing() -> str:
 
 
 def remove_stale() -> None:
-    """Remove networks that dead processes left, unless a process still runs in one of their namespaces."""
+    """Remove networks of dead owners, unless a process still runs in one of their namespaces."""
     networks: dict[str, list[str]] = {}
     for path in NAMED.glob("everstep-*"):
         found = _NAME.fullmatch(path.name)
@@ -224,7 +226,7 @@ def _pids(name: str) -> list[int]:
 
 
 def _remove(name: str) -> list[int]:
-    """Remove a namespace, and kill every process in it but this one."""
+    """Remove a namespace, and kill every process in it except this one; returns their pids."""
     found = [process for pid in _pids(name) if (process := cluster_processes.identify(pid))]
     for process in found:
         cluster_processes.send(process, signal.SIGKILL)
@@ -249,5 +251,5 @@ def _run(*command: str) -> None:
     except OSError as error:
         raise ClusterError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
-        said = done.stderr.strip() or f"it ended with code {done.returncode}"
-        raise ClusterError(f"'{' '.join(command)}' failed: {said}")
+        problem = done.stderr.strip() or f"it ended with code {done.returncode}"
+        raise ClusterError(f"'{' '.join(command)}' failed: {problem}")

@@ -1,8 +1,8 @@
-"""The files through which ``everstep up`` and the supervisor talk.
+"""The files by which ``everstep up`` and the supervisor communicate.
 
-``plan.json`` lists the processes to run; ``up`` writes it. ``state.json`` lists those that do run; the supervisor
-writes it at every change, and reads it after its own restart to adopt what runs. ``held/<name>`` keeps a process down
-for as long as the process that wrote it lives.
+``up`` writes ``plan.json``, which lists the processes to run. The supervisor writes ``state.json``, which lists the
+processes that run, at every change; after its own restart it reads the file to adopt these processes. A file
+``held/<name>`` keeps the process with this name down as long as the process that wrote the file lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from everstep.system.procfs import boot_id
 Kind = Literal["temporal", "worker", "agent", "template", "ledger"]
 
 STOP_ORDER: tuple[Kind, ...] = ("worker", "agent", "template", "ledger", "temporal")
-"""Workers stop first, so that they do not react to agents that go away."""
+"""Workers stop first, so that they do not react to the end of agents."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ClusterPlan:
     shm: str
     processes: list[ProcessPlan]
     addresses: list[str] = field(default_factory=list)
-    """Their addresses, ``host:port``: no other cluster may choose these while this one is up."""
+    """The addresses of the processes, ``host:port``; no other cluster may choose them while this cluster is up."""
 
     def save(self, home: Path) -> None:
         """Write ``plan.json`` atomically."""
@@ -54,8 +54,8 @@ class ClusterPlan:
         """Read ``plan.json``.
 
         Raises:
-            OSError: there is none.
-            ValueError: it is damaged.
+            OSError: there is no such file.
+            ValueError: the file is damaged.
         """
         data = json.loads((home / "plan.json").read_text())
         processes = [ProcessPlan(**entry) for entry in data["processes"]]
@@ -80,7 +80,7 @@ class Running:
 
 @dataclass
 class State:
-    """The state of all processes, as the supervisor last saw it."""
+    """The state of all processes at the last change."""
 
     supervisor_pid: int = 0
     supervisor_start: int = 0
@@ -100,7 +100,7 @@ class State:
 
     @classmethod
     def load(cls, home: Path) -> State:
-        """Read ``state.json``; empty when it is missing or damaged, or the computer has rebooted since."""
+        """Read ``state.json``; an empty state if it is missing or damaged, or if the computer has rebooted since."""
         try:
             data = json.loads((home / "state.json").read_text())
             if data.pop("boot", "") not in {"", boot_id()}:
@@ -112,7 +112,7 @@ class State:
 
 
 def hold(home: Path, name: str) -> None:
-    """Keep a process of the plan down once it is dead, until :func:`let_go`, or until the caller dies."""
+    """Keep a process of the plan down after its death, until :func:`let_go` or the death of the caller."""
     holder = cluster_processes.identify(os.getpid())
     assert holder is not None
     private.replace(private.make_folder(home / "held") / name, f"{holder.pid} {holder.start}")

@@ -1,4 +1,4 @@
-"""Addresses of local clusters: each is free when chosen, is kept afterwards, and belongs to one cluster."""
+"""Chooses addresses of local clusters: each address is free when it is chosen, and belongs to one cluster."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import Literal, Self
 
 FIRST, LAST = 20_000, 32_000
-"""Ports below the kernel's range for outgoing connections, which could block a port while its owner restarts."""
+"""Range of ports, below the kernel's range for outgoing connections, which could block a port during a restart."""
 
 Stage = Literal["chosen", "owned"]
-"""``chosen``: by ``up``, until its process listens there; ``owned``: by a supervisor while its cluster is up."""
+"""``chosen``: claimed by ``up`` until its process listens; ``owned``: claimed by the supervisor of a cluster."""
 
 
 def is_free(host: str, port: int) -> bool:
     """Whether a process could listen on this port now."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that just ended do not matter
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections that just ended
         try:
             probe.bind((host, port))
         except OSError:
@@ -27,14 +27,14 @@ def is_free(host: str, port: int) -> bool:
 
 
 class Claims:
-    """Addresses that no other cluster of this computer may choose; a context manager that gives them back.
+    """Addresses that no other cluster of this computer may choose; a context manager that releases them.
 
-    An address may belong to a cluster while no process listens there: before the
-    process has started, or while it restarts. So each claim binds a name in the
-    abstract namespace of unix sockets, which the kernel frees when this process ends.
+    An address may belong to a cluster although no process listens there: before its process has started, or during a
+    restart. So each claim binds a name in the abstract namespace of unix sockets, which the kernel frees when this
+    process ends.
 
     Args:
-        stage: What the claims are for.
+        stage: Stage of the claims.
     """
 
     def __init__(self, stage: Stage = "chosen") -> None:
@@ -67,7 +67,7 @@ class Claims:
         for port in [preferred, *candidates] if preferred else candidates:
             if is_free(host, port) and self.claim(host, port):
                 return port
-        raise OSError(f"no free port on {host}")
+        raise OSError(f"no port is free on {host}")
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for one cluster or test, with a new data folder."""
+"""A PostgreSQL server with a new data folder, for one cluster or test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT_S = 100.0
 
 
 def programs() -> Path | None:
-    """Folder that holds initdb, postgres and pg_ctl; None: PostgreSQL is not installed."""
+    """Folder with initdb, postgres and pg_ctl; None: PostgreSQL is not installed."""
     folders: list[Path] = []
     if shutil.which("pg_config"):
         found = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False)
@@ -38,7 +38,7 @@ def programs() -> Path | None:
 
 
 def unprivileged() -> tuple[int, int] | None:
-    """User and group that run the server; None: the current user. PostgreSQL refuses root.
+    """User and group that run the server, since PostgreSQL refuses root; None: the current user.
 
     Raises:
         ClusterError: this process is root, and there is no suitable user.
@@ -51,11 +51,11 @@ def unprivileged() -> tuple[int, int] | None:
         except KeyError:
             continue
         return user.pw_uid, user.pw_gid
-    raise ClusterError("running as root, and neither user 'postgres' nor 'nobody' exists to run PostgreSQL: add one")
+    raise ClusterError("PostgreSQL refuses to run as root, and neither user 'postgres' nor 'nobody' exists: add one")
 
 
 def remove_stale() -> None:
-    """Remove folders that dead processes left, unless a server still runs there."""
+    """Remove folders of dead owners, unless a server still runs there."""
     for path in FOLDER.glob("evpg-*"):
         found = _NAME.fullmatch(path.name)
         if found and not alive(Process(int(found[1]), int(found[2]))) and not _served(path):
@@ -82,7 +82,7 @@ class Postgres:
         if found is None:
             raise ClusterError(HOW_TO_INSTALL)
         self.programs, self.who = found, unprivileged()
-        # The name is short: the path of a unix socket has 107 characters at most.
+        # The name of the folder is short, since the path of a unix socket has at most 107 characters.
         remove_stale()
         owner = identify(os.getpid())
         assert owner is not None
@@ -100,11 +100,11 @@ class Postgres:
         self.call("initdb", "-D", self.data, "-U", "everstep", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
 
     def url(self, database: str = "postgres", password: str = "any", *, port: int = PORT) -> str:
-        """The URL over the unix socket, which other network namespaces reach too; any password is accepted."""
+        """The URL of the unix socket, which can be reached from all network namespaces; any password is accepted."""
         return f"postgresql+psycopg://everstep:{password}@/{database}?host={self.home}&port={port}"
 
     def settings(self, listen: str = "", *, port: int = PORT) -> list[str]:
-        """Options of the server program; it never waits for a disk, since the data need not survive a crash."""
+        """Options of the server program; without fsync, since the data need not survive a crash."""
         return [
             "-p",
             str(port),

@@ -1,8 +1,8 @@
-"""Power loss of machines of a local cluster: all their processes die at once, and restart without their data.
+"""Simulates a power loss of machines of a local cluster: all their processes die at once, and restart later.
 
-All machines share one kernel, so a machine is the set of processes that name its folder: its agent, fork servers, ranks
-and stores, and all that they started. While the power is off its agent is *held*, so that the supervisor does not start
-it again before memory and disk have been emptied.
+All machines share one kernel, so a machine is a set of processes: its agent, fork servers, ranks and stores, and all
+their descendants. While the power is off, its agent is *held*: the supervisor does not restart it before the caller has
+emptied memory and disk.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from controlplane.local.plan import State, hold, let_go
 from everstep.errors import ClusterError
 
 ROUNDS = 20
-"""Limit of rounds; a process that is forked during a round is killed in the next round."""
+"""Limit of rounds of kills; a process that is forked during one round is killed in the next round."""
 STOP_LIMIT_S = 1.0
-"""A process stops within this time after SIGSTOP, unless it waits for a disk, seconds."""
-LOOK_S = 0.0005
+"""Time limit for a process to stop after SIGSTOP, seconds; a process that waits for a disk stops later."""
+CHECK_S = 0.0005
 """Time between two checks of ``when``, seconds."""
 
 
@@ -36,10 +36,10 @@ def powered_off(
     """SIGKILL all processes of some machines; their agents start again after the block.
 
     Args:
-        cluster: a running cluster.
-        machines: names of the machines.
-        when: whether this is the right moment; polled once the processes to kill are known, and called once
-            more while all of them are stopped: nothing changes then until they are killed.
+        cluster: A running cluster.
+        machines: Names of the machines.
+        when: Returns whether this is the right moment. It is polled, and called again while all processes are stopped,
+            so that the answer holds until they are killed.
 
     Yields:
         The time at which they were killed, nanoseconds of the wall clock.
@@ -49,7 +49,8 @@ def powered_off(
     """
     known = {machine.name for machine in cluster.machines}
     if unknown := set(machines) - known:
-        raise ClusterError(f"cluster {cluster.name} has no machine {', '.join(sorted(unknown))}: see 'everstep status'")
+        names = ", ".join(sorted(unknown))
+        raise ClusterError(f"cluster {cluster.name} has no machine {names}: see 'everstep machines'")
     with ExitStack() as held:
         for machine in machines:
             hold(cluster.home, f"agent-{machine}")
@@ -87,30 +88,30 @@ def _kill(cluster: ClusterFile, machines: Sequence[str], when: Callable[[], bool
             cluster_processes.send(process, signal.SIGKILL)
         cluster_processes.wait_gone(found, 1.0)
     left = sorted(process.pid for process in _processes(cluster, machines))
-    raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed; see what state they are in")
+    raise ClusterError(f"processes {left} of {', '.join(machines)} cannot be killed: check their state with ps")
 
 
 def _stop_when(found: Sequence[cluster_processes.Process], when: Callable[[], bool]) -> None:
-    """Stop processes at the right moment; if they stopped too late, let them continue."""
+    """Stop processes at the right moment; if the moment has passed, let them continue and try again."""
     while True:
         while not when():
-            time.sleep(LOOK_S)
-        it_is = False
+            time.sleep(CHECK_S)
+        is_right = False
         try:
             for process in found:
                 cluster_processes.send(process, signal.SIGSTOP)
             cluster_processes.wait_stopped(found, STOP_LIMIT_S)
-            it_is = when()
+            is_right = when()
         finally:
-            if not it_is:
+            if not is_right:
                 for process in found:
                     cluster_processes.send(process, signal.SIGCONT)
-        if it_is:
+        if is_right:
             return
 
 
 def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[cluster_processes.Process]:
-    """All processes of the machines, agents first: a machine without power reports nothing about its ranks."""
+    """All processes of the machines, agents first, since a machine without power reports nothing about its ranks."""
     agents = {running.pid for name, running in State.load(cluster.home).processes.items() if name.startswith("agent-")}
     pids = {
         pid
@@ -122,7 +123,7 @@ def _processes(cluster: ClusterFile, machines: Sequence[str]) -> list[cluster_pr
 
 
 def _empty(folder: Path) -> None:
-    """Remove the contents of a folder; a mount in it is emptied and stays."""
+    """Remove the contents of a folder; mounts in it are emptied, and stay mounted."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Waits until all processes of a cluster are ready; the error names the process that is not, and why."""
+"""Waits until all processes of a cluster are ready, with an error that names the process that is not, and why."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 LIMIT_S = 90.0
 """A process that does not answer within this time counts as failed, seconds."""
 DEATHS = 3
-"""A process that died this many times while it was awaited counts as failed."""
+"""A process that dies this many times during the wait counts as failed."""
 POLL_S = 0.05
 
 
 class DeathWatch:
-    """Raises an error when an awaited process dies again and again, or the time is up."""
+    """Raises an error if an awaited process dies again and again, or is not ready in time."""
 
     def __init__(self, home: Path, names: list[str], what: str) -> None:
         self._home, self._names, self._what = home, names, what
@@ -39,16 +39,16 @@ class DeathWatch:
         """Check once.
 
         Args:
-            reason: why the newest attempt failed.
+            reason: Why the newest attempt failed.
 
         Raises:
-            ClusterError: a process does not stay alive, or the time is up; with its log's last line.
+            ClusterError: a process dies again and again, or the time is over; the message has the last line of its log.
         """
         for name, running in State.load(self._home).processes.items():
             if name not in self._names:
                 continue
             if running.restarts - self._before.setdefault(name, running.restarts) >= DEATHS:
-                raise ClusterError(f"{name} dies as soon as it starts: {self._log(name)}")
+                raise ClusterError(f"{name} dies repeatedly after its start: {self._log(name)}")
         if time.monotonic() > self._deadline:
             logs = "; ".join(self._log(name) for name in self._names)
             because = f" ({reason})" if reason else ""
@@ -60,7 +60,7 @@ class DeathWatch:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not empty; "" when there is no such line."""
+    """The last line of a log that is not empty; "" if there is no such line."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
@@ -90,7 +90,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def connect(choice: TemporalChoice, address: str, namespace: str) -> Client:
-    """A client of the cluster's server; for a configured server, TLS and key are those of the profile.
+    """A client of the cluster's server; for a configured server, TLS and key are taken from its profile.
 
     Raises:
         RuntimeError: the server does not answer.
@@ -129,8 +129,11 @@ async def temporal_ready(choice: TemporalChoice, cluster: ClusterFile, names: li
                 ) from error
             reason = str(error)
         except RuntimeError as error:
-            if choice.address:  # a configured server is not started here: fail at once
-                raise ClusterError(f"the configured Temporal server does not answer: {error}") from error
+            if choice.address:  # a configured server is not started here, so waiting does not help
+                raise ClusterError(
+                    f"the configured Temporal server {choice.address} does not answer ({error}): start it, or unset "
+                    "TEMPORAL_ADDRESS to use a local server"
+                ) from error
             reason = str(error)
         watch.check(reason)
         await asyncio.sleep(POLL_S)
@@ -161,13 +164,13 @@ async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list
             watch.check(str(error))
             await asyncio.sleep(POLL_S)
             continue
-        # A dead poller stays listed for minutes, so a count proves nothing: look for the pids of live workers,
-        # which every identity contains.
+        # A dead poller stays in the list for minutes, so its length proves nothing. Instead, search the identities of
+        # the pollers for the pids of live workers.
         polling = {number for poller in pollers for number in re.findall(r"\d+", poller.identity)}
         processes = State.load(cluster.home).processes
         if all(name in processes and str(processes[name].pid) in polling for name in names):
             return
-        watch.check("not all of them poll the task queue")
+        watch.check("not all workers poll the task queue")
         await asyncio.sleep(POLL_S)
 
 
@@ -186,7 +189,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     token, credentials = security.metadata(), security.credentials()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
-    # A separate gRPC pool: after a refused connection the next attempt would wait for gRPC's back-off.
+    # Without its own gRPC pool, an attempt after a refused connection would wait for gRPC's back-off.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
     while True:
         with (
@@ -207,7 +210,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
 
 
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds; False when it does not within this many seconds."""
+    """Wait until a condition is true; returns False if it is not within this many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

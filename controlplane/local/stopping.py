@@ -1,4 +1,4 @@
-"""Stop a cluster: workers, agents, fork servers and ranks, Temporal; no other process is touched."""
+"""Stops the processes of a cluster in order, and frees its shared memory; no other process is touched."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ NAMES: dict[Kind, str] = {
     "temporal": "stopping Temporal",
 }
 ROUNDS = 20
-"""Limit of rounds; a process that is forked during a round is killed in the next round."""
+"""Limit of rounds of kills; a process that is forked during one round is killed in the next round."""
 
 
 def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
     """Stop every process of a cluster, in order.
 
     Args:
-        state: the processes that were started.
-        cluster_id: marks all further processes of this cluster.
-        say: is called with the name of the part that is stopped now.
+        state: The processes that were started.
+        cluster_id: Id of the cluster, which all its other processes have in their environment.
+        say: Is called with the name of the part that is stopped now.
     """
     for kind in STOP_ORDER:
-        if kind == "temporal":  # fork servers and ranks end before the server
+        if kind == "temporal":  # fork servers and ranks end before the Temporal server
             say("stopping fork servers and ranks")
             spared = {entry.pid for entry in state.processes.values() if entry.kind == "temporal"}
             spared.add(state.supervisor_pid)
@@ -51,7 +51,7 @@ def stop_all(state: State, cluster_id: str, say: Callable[[str], None]) -> None:
 
 
 def kill_all(cluster_id: str, spared: set[int]) -> None:
-    """SIGKILL every process of a cluster but the spared ones and the caller's own ancestors."""
+    """SIGKILL every process of a cluster, except the spared pids, the caller and its ancestors."""
     for _ in range(ROUNDS):
         found = {
             process
@@ -66,11 +66,11 @@ def kill_all(cluster_id: str, spared: set[int]) -> None:
 
 
 HOME_FILE = ".home"
-"""File in a cluster's shared memory with the path of the cluster's folder."""
+"""Name of the file in a cluster's shared memory that has the path of the cluster's folder."""
 
 
 def make_shared_memory(shm: Path, home: Path) -> None:
-    """Make the shared memory of a cluster, for its user only.
+    """Make the folder for the shared memory of a cluster, which only its user can enter.
 
     Raises:
         ConfigError: it exists, and other users can enter it.
@@ -79,7 +79,7 @@ def make_shared_memory(shm: Path, home: Path) -> None:
 
 
 def remove_shared_memory(shm: Path) -> None:
-    """Give back the shared memory of a cluster, and unmount what a drill mounted there."""
+    """Free the shared memory of a cluster, and unmount the file systems that a drill mounted there."""
     mounts.unmount(shm)
     shutil.rmtree(shm, ignore_errors=True)
 
@@ -87,11 +87,11 @@ def remove_shared_memory(shm: Path) -> None:
 def remove_stale(root: Path) -> list[Path]:
     """Remove shared memory of clusters that have neither a live process nor a folder.
 
-    A dead cluster with a folder keeps its memory: after the next ``everstep up``
-    its jobs resume from the checkpoints in it.
+    A dead cluster with a folder keeps its memory, since its jobs resume from the checkpoints there after the next
+    ``everstep up``.
 
     Args:
-        root: folder of all clusters' shared memory; folders of other users are left alone.
+        root: Folder of all clusters' shared memory; folders of other users are not touched.
 
     Returns:
         The folders that were removed.

@@ -1,11 +1,11 @@
-"""The process that keeps a local cluster's processes running, as systemd or a kubelet would.
+"""The process that keeps a local cluster's processes running, as systemd or a kubelet does on real machines.
 
-It is detached, can read all its state again, and may be killed: the processes go on, and the next ``everstep up``
-starts a new supervisor that adopts them. A death is noticed by pidfd within milliseconds and answered at once; only a
-process that dies again and again has to wait.
+It runs in the background, and may be killed: the processes continue, and the next ``everstep up`` starts a new
+supervisor that adopts them. The supervisor detects a death by pidfd within milliseconds, and restarts the process at
+once; only a process that dies repeatedly after its start is restarted later.
 
-    SIGHUP   the plan was changed: start what is new
-    SIGTERM  stop everything in order, remove the shared memory, exit
+    SIGHUP   read the changed plan, and start new processes
+    SIGTERM  stop all processes in order, remove the shared memory, and exit
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from everstep.system import private_files as private
 QUICK_DEATH_S = 2.0
 """The death of a process younger than this is a quick death, seconds."""
 FREE_RESTARTS = 2
-"""After this many quick deaths in a row, a restart still happens at once; later ones wait."""
+"""After this many quick deaths in a row, a process is still restarted at once; after more, it waits."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+"""Bounds of the wait before a restart, seconds; the wait doubles with each quick death."""
 LOG_LIMIT = 20 << 20
-"""A log larger than this is rotated (one older file is kept) when its process starts again, bytes."""
+"""Size above which a log is rotated when its process is started, bytes; one older file is kept."""
 
-HELD_LOOK_S = 0.05
+HELD_CHECK_S = 0.05
 """Time between two checks whether a process is still held, seconds."""
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -77,7 +78,7 @@ class Supervisor:
         self._shut_down()
 
     def _turn(self) -> None:
-        waits = [due - time.monotonic() for due in self._due.values()] + [HELD_LOOK_S] * bool(self._held)
+        waits = [due - time.monotonic() for due in self._due.values()] + [HELD_CHECK_S] * bool(self._held)
         for key, _ in self._selector.select(max(0.0, min(waits)) if waits else None):
             if key.data is None:
                 with suppress(BlockingIOError):
@@ -95,20 +96,20 @@ class Supervisor:
         try:
             self.plan = ClusterPlan.load(self.home)
         except (OSError, ValueError) as error:
-            self._log(f"plan.json cannot be read ({error}): going on with the old plan")
+            self._log(f"plan.json cannot be read ({error}): keeping the old plan")
             return
         self._own_addresses()
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running and plan.name in self._watched and plan != before.get(plan.name, plan):
-                self._log(f"{plan.name} (pid {running.pid}) shall run otherwise: ended, to start anew")
+                self._log(f"the plan of {plan.name} (pid {running.pid}) has changed: restarting it")
                 cluster_processes.send(running.process, signal.SIGTERM)
 
     def _own_addresses(self) -> None:
-        """Claim all addresses, so that no other cluster chooses one while its process restarts."""
+        """Claim all addresses, so that no other cluster chooses one of them during a restart."""
         for address in self.plan.addresses:
             if not self._claims.claim(*ports.split(address)):
-                self._log(f"{address} is another cluster's too: one of them cannot listen there")
+                self._log(f"another cluster has the address {address} too: only one of them can listen there")
 
     def _listen_to_signals(self) -> None:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,26 +123,26 @@ class Supervisor:
     def _adopt(self) -> None:
         known = {running.pid for running in self.state.processes.values() if cluster_processes.alive(running.process)}
         if not known:
-            self.state.processes = {}  # the state is of an earlier start of the cluster: its counts do not apply
+            self.state.processes = {}  # the state is from an earlier start of the cluster, so its counts are over
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running is None or running.pid not in known:
-                # A supervisor that is killed right after it started a process has not recorded it.
+                # A supervisor that was killed right after it started a process did not record it.
                 if not (found := cluster_processes.find_command(self.plan.cluster_id, plan.argv, known)):
                     continue
                 known.add(found.pid)
                 running = Running(*found, plan.kind, running.restarts + 1 if running else 0)
                 self.state.processes[plan.name] = running
             self._watch(plan.name, running.pid, running.process)
-            self._log(f"{plan.name} (pid {running.pid}) runs already: adopted")
+            self._log(f"{plan.name} (pid {running.pid}) is running already: adopted it")
         self.state.save(self.home)
 
     def _watch(self, name: str, pid: int, adopted: cluster_processes.Process | None = None) -> None:
         self._began[name] = time.monotonic()
-        with suppress(ProcessLookupError):  # gone already: _start_missing sees it
+        with suppress(ProcessLookupError):  # it has ended already: _start_missing starts it again
             descriptor = os.pidfd_open(pid)
             if adopted and not cluster_processes.alive(adopted):
-                os.close(descriptor)  # another process has its pid by now
+                os.close(descriptor)  # another process has this pid by now
                 return
             self._selector.register(descriptor, selectors.EVENT_READ, name)
             self._watched.add(name)
@@ -157,7 +158,7 @@ class Supervisor:
             else:
                 self._start(plan, self.state.processes.get(plan.name))
         for name in sorted(held - self._held):
-            self._log(f"{name} is held down: not started for now")
+            self._log(f"{name} is held down by a drill, so it is not started")
         self._held = held
 
     def _start(self, plan: ProcessPlan, before: Running | None) -> None:
@@ -197,17 +198,17 @@ class Supervisor:
         self._watched.discard(name)
         self._reap()
         running, lived = self.state.processes[name], time.monotonic() - self._began[name]
-        how = self._exits.pop(running.pid, "ended (adopted, so its exit is not known)")
+        how = self._exits.pop(running.pid, "ended (its exit is not known, since it was adopted)")
         self._log(f"{name} (pid {running.pid}) {how} after {lived:.1f} s")
-        # A kill from outside counts too: the kernel kills again and again when memory runs out.
+        # A kill from outside counts too, since the kernel kills repeatedly if memory runs out.
         self._quick[name] = 0 if lived > QUICK_DEATH_S else self._quick.get(name, 0) + 1
         if (excess := self._quick[name] - FREE_RESTARTS) > 0:
             wait = min(FIRST_WAIT_S * 2.0**excess, LONGEST_WAIT_S)
             self._due[name] = time.monotonic() + wait
-            self._log(f"{name} died quickly {self._quick[name]} times in a row: started again in {wait:.1f} s")
+            self._log(f"{name} died quickly {self._quick[name]} times in a row: restarting it in {wait:.1f} s")
 
     def _reap(self) -> None:
-        """Wait for every dead child, with the orphans of dead agents."""
+        """Collect the exit codes of all dead children, which include orphans of dead agents."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -242,8 +243,8 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Run a supervisor in the background: ``python -m controlplane.local.supervisor HOME``.
 
-    The caller's process ends when the supervisor holds its lock. Exit code 0:
-    it runs; 3: another one runs for this home.
+    The calling process ends once the supervisor has its lock. Exit code 0: the supervisor runs; 3: another supervisor
+    runs for this home.
     """
     home = Path(arguments[0])
     ready_read, ready_write = os.pipe()
@@ -260,7 +261,7 @@ def main(arguments: list[str]) -> int:
     except BlockingIOError:
         os.write(ready_write, b"\x03")
         return 3
-    # Orphans of a dead agent become children of this process, so that none stays a zombie.
+    # Orphans of a dead agent become children of this process, which collects their exit codes.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = Supervisor(home)
     supervisor.begin()

@@ -1,7 +1,7 @@
-"""Get the ``temporal`` program: server, SQLite and Web UI in one binary.
+"""Finds or obtains the ``temporal`` program, which has server, SQLite and Web UI in one binary.
 
-It is looked for on PATH, then in everstep's cache; else the SDK downloads it;
-else it is built with Go from ``deploy/temporal-server``.
+It is searched on PATH, and then in everstep's cache. If it is in neither, the SDK downloads it; if the download fails,
+it is built with Go from ``deploy/temporal-server``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from controlplane.local.waiting import Progress, waiting
 from everstep.errors import ClusterError
 
 CLI_VERSION = "1.8.2"
-"""Version that is downloaded or built; it has server 1.31.2 and Web UI 2.50.1."""
+"""Version of the program that is downloaded or built, with server 1.31.2 and Web UI 2.50.1."""
 OLDEST_SERVER = (1, 29)
-"""Older servers lack what the workflows use (worker deployments, update by id)."""
+"""Oldest server that works; older servers lack features that the workflows use (worker deployments, update by id)."""
 MEASURED_SERVER = (1, 31)
-"""Server version with which settings and times were measured."""
+"""Version of the server with which settings and times were measured."""
 TOOL_MODULE = file_of_ours("deploy/temporal-server")
 PACKAGE = "github.com/temporalio/cli/cmd/temporal"
 DOWNLOAD_LIMIT_S = 600.0
@@ -61,7 +61,7 @@ def cached_binary() -> Path:
 
 
 def server_version(binary: Path) -> str:
-    """The version of the server inside a ``temporal`` binary, e.g. ``"1.31.2"``; "" when it is not known."""
+    """The version of the server in a ``temporal`` binary, e.g. ``"1.31.2"``; "" if it is not known."""
     try:
         reply = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -76,7 +76,7 @@ def usable(binary: Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor number; empty when the version is not known."""
+    """Major and minor number; empty if the version is not known."""
     return tuple(int(part) for part in version.split(".") if part)[:2]
 
 
@@ -85,7 +85,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def installed(progress: Progress) -> tuple[Path, str] | None:
-    """A usable binary and where it was found, or None; a line names its version if it is not the measured one."""
+    """A usable binary, and where it was found; None: there is none. A line warns about an unmeasured version."""
     if on_path := shutil.which("temporal"):
         if usable(Path(on_path)):
             version = server_version(Path(on_path))
@@ -94,7 +94,7 @@ def installed(progress: Progress) -> tuple[Path, str] | None:
                 progress(f"warning: {on_path} is server {version}; settings and times were measured on {measured}")
             return Path(on_path), "on PATH"
         version = server_version(Path(on_path)) or "unknown"
-        progress(f"{on_path} is passed over: server {version}, {_dotted(OLDEST_SERVER)} is needed")
+        progress(f"{on_path} is not used: its server is {version}, and {_dotted(OLDEST_SERVER)} or newer is needed")
     if cached_binary().exists() and usable(cached_binary()):
         return cached_binary(), "from the cache"
     return None
@@ -107,26 +107,26 @@ def obtain(progress: Progress) -> tuple[Path, str]:
         The binary, and its source as text.
 
     Raises:
-        ClusterError: neither worked; the message has both reasons.
+        ClusterError: download and build failed; the message has both reasons.
     """
     with _only_one(progress):
         if cached_binary().exists() and usable(cached_binary()):  # another process has filled the cache meanwhile
             return cached_binary(), "from the cache"
         if not (no_download := _download(progress)):
             return cached_binary(), "downloaded"
-        progress(f"the download failed ({no_download}): building with Go instead")
+        progress(f"the download failed ({no_download}): building it with Go instead")
         if not (no_build := _build(progress)):
             return cached_binary(), "built with Go"
     raise ClusterError(
-        f"no Temporal server: none configured (TEMPORAL_ADDRESS), no 'temporal' on PATH, none in {cache_folder()}; "
-        f"the download failed ({no_download}) and so did the build ({no_build}). "
-        "Install the Temporal CLI, or Go 1.26, or name a server: export TEMPORAL_ADDRESS=host:port"
+        "there is no Temporal server: TEMPORAL_ADDRESS is not set, there is no usable 'temporal' on PATH or in "
+        f"{cache_folder()}, the download failed ({no_download}), and the build failed ({no_build}). Install the "
+        "Temporal CLI or Go 1.26, or name a server: export TEMPORAL_ADDRESS=host:port"
     )
 
 
 @contextmanager
 def _only_one(progress: Progress) -> Iterator[None]:
-    """A lock: two processes never fill the cache at the same time."""
+    """Hold the lock of the cache, so that only one process at a time fills it."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / ".lock").open("w") as lock:
         try:
@@ -138,9 +138,9 @@ def _only_one(progress: Progress) -> Iterator[None]:
 
 
 def _download(progress: Progress) -> str:
-    """Let the SDK download the server; returns why it failed, else ""."""
+    """Let the SDK download the server; returns why this failed, or "" if it succeeded."""
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        # In a separate process: the SDK also starts the server, and its runtime may crash a plain exit.
+        # In a separate process, since the SDK also starts the server, and its runtime may crash a plain exit.
         with waiting(progress, f"downloading Temporal CLI {CLI_VERSION} (about 50 MB, the SDK's own download)"):
             try:
                 loaded = subprocess.run(
@@ -156,13 +156,13 @@ def _download(progress: Progress) -> str:
             return _last_line(loaded.stderr) or f"exit code {loaded.returncode}"
         files = [path for path in Path(folder).iterdir() if path.is_file() and os.access(path, os.X_OK)]
         if len(files) != 1 or not usable(files[0]):
-            return f"it left no usable binary in {folder}"
+            return "the downloaded files have no usable binary"
         files[0].rename(cached_binary())
     return ""
 
 
 def _build(progress: Progress) -> str:
-    """Build the tool module with Go; returns why it failed, else ""."""
+    """Build the tool module with Go; returns why this failed, or "" if it succeeded."""
     if not (go := shutil.which("go")):
         return "Go is not on PATH"
     if not (TOOL_MODULE / "go.mod").exists():

@@ -1,7 +1,7 @@
-"""The choice of a local cluster's Temporal server, and the start of an embedded server.
+"""Chooses the Temporal server of a local cluster, and makes the command line of an embedded server.
 
-The order: an address that the user configured (Temporal's own environment variables or profile file) is used as it is;
-else a ``temporal`` binary is found, downloaded or built and runs as part of the cluster.
+If the user configured an address (by Temporal's own environment variables or profile file), that server is used.
+Otherwise a ``temporal`` binary is found, downloaded or built, and runs as part of the cluster.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from controlplane.local.waiting import Progress
 from everstep.errors import ClusterError, EverstepError
 
 DYNAMIC_CONFIG = {
-    # Without it each activity costs 100 ms after the first few: queues are read at most 20 times a second.
+    # Without this, queues are read at most 20 times a second, and most activities take 100 ms longer.
     "history.transferProcessorMaxPollRPS": "500",
-    # Without it timers and retries below 1 s wait a whole second.
+    # Without this, timers and retries below 1 s take a full second.
     "history.timerProcessorMaxTimeShift": '"10ms"',
     "history.timerProcessorMaxPollRPS": "500",
     "history.visibilityProcessorMaxPollRPS": "500",
-    # One partition: no long tail of latency when the machine is busy.
+    # With one partition, the latency stays low even on a busy machine.
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
-"""Settings of the embedded server; values are JSON. Each was measured: docs/benchmarks/README.md."""
+"""Settings of the embedded server with their JSON values; docs/benchmarks/README.md has measurements of each."""
 
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
 
 
 @dataclass(frozen=True)
 class TemporalChoice:
-    """Which server is used: an ``address`` that runs already, or a ``binary`` to start."""
+    """The chosen server: the ``address`` of a running server, or a ``binary`` to start."""
 
     source: str
     """The source of the server, as text: ``"configured"``, ``"on PATH"``, ``"built with Go"``, …"""
@@ -43,7 +43,7 @@ class TemporalChoice:
 
 
 def configured() -> TemporalChoice | None:
-    """The server that the user configured for Temporal's tools, if any.
+    """The server that the user configured for Temporal's tools; None: none is configured.
 
     Raises:
         ClusterError: the profile file is damaged or names an unknown profile.
@@ -52,7 +52,7 @@ def configured() -> TemporalChoice | None:
 
     try:
         profile = ClientConfigProfile.load()
-    except Exception as error:  # the SDK raises RuntimeError and ValueError of its core
+    except Exception as error:  # the core of the SDK raises RuntimeError and ValueError
         raise ClusterError(
             f"Temporal's configuration cannot be read ({error}): correct its profile file or the TEMPORAL_ variables"
         ) from error
@@ -62,13 +62,13 @@ def configured() -> TemporalChoice | None:
 
 
 def find(progress: Progress) -> TemporalChoice:
-    """Find a server, or get one; a line of progress names it.
+    """Find or obtain a server; a line of progress names it.
 
     Raises:
-        ClusterError: there is none and it can be neither downloaded nor built.
+        ClusterError: there is no server, and it can be neither downloaded nor built.
     """
     if choice := configured():
-        progress(f"Temporal: the configured server {choice.address}, used as it is")
+        progress(f"Temporal: using the configured server {choice.address}")
         return choice
     binary, source = temporal_binary.installed(progress) or temporal_binary.obtain(progress)
     progress(f"Temporal: {binary} ({source}, server {temporal_binary.server_version(binary)})")

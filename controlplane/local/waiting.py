@@ -1,4 +1,4 @@
-"""Progress of long steps: a clock on a terminal, a line every 10 s in a pipe."""
+"""Shows the progress of long operations: a clock on a terminal, or a line every 10 s in a pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[str], None]
-"""A function that shows one line about the current step."""
+"""A function that shows one line about the current operation."""
 
 LINE_INTERVAL_S = 10.0
 CLOCK_INTERVAL_S = 0.2
@@ -17,12 +17,12 @@ CLOCK_INTERVAL_S = 0.2
 
 @contextmanager
 def waiting(progress: Progress, step: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Name a step, and show while it runs that it makes progress.
+    """Show the name of an operation, and its duration while it runs.
 
     Args:
-        progress: shows the lines.
-        step: name of the step, e.g. ``"building the Temporal server"``.
-        detail: returns the progress of the step, e.g. ``"812 packages"``.
+        progress: Shows the lines.
+        step: Name of the operation, e.g. ``"building the Temporal server"``.
+        detail: Returns the progress of the operation, e.g. ``"812 packages"``.
     """
     progress(step)
     done = threading.Event()

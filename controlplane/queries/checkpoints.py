@@ -1,4 +1,4 @@
-"""Which checkpoints of a job exist, gathered from the agents of its machines."""
+"""The checkpoints of a job, from the agents of its machines."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class CheckpointsReport(BaseModel):
     """Steps that every rank can restore, the newest first."""
     damaged: list[StateCopy]
     unfinished: int
-    """Number of files on remote storage without a manifest: an upload is under way, or was cut off; never used."""
+    """Number of files on remote storage without a manifest: being uploaded or cut off, and never used."""
     unlisted: list[StateCopy]
-    """Folders and storage that could not be listed, with reasons; their contents are not known."""
+    """Folders and remote storage that could not be listed, with reasons; their contents are not known."""
     disowned: int
-    """Number of copies of abandoned steps: the job has gone back before them, and never restores them."""
+    """Number of copies of abandoned steps, which are never restored: the job restarted from an earlier step."""
     silent: list[str]
-    """Machines whose agent does not answer; their copies are missing here."""
+    """Machines whose agent does not answer; their copies are not in this report."""
     backup_machines: dict[str, str]
     """Machine → the machine that holds its backups; empty: there are no backups."""
     backups: str
-    """What may be lost with the owners of the backups."""
+    """Which machines may be lost without losing a step, as text."""
 
 
 async def ask_for_copies(
@@ -80,9 +80,9 @@ async def ask_for_copies(
 
     Args:
         agents: Clients of the agents.
-        spec: The job; it says where disk and remote checkpoints are.
+        spec: The job, with the locations of its disk and remote checkpoints.
         machines: The machines to ask.
-        verify: Let them read every byte and compare checksums.
+        verify: Whether the machines read every byte and compare checksums.
 
     Raises:
         AgentError: an agent refused.
@@ -123,9 +123,9 @@ def report_of(
         machines: Its machines.
         held: The copies on these machines.
         silent: The machines that did not answer.
-        lineage: The line of steps of a running job; an ended job may start from any step.
+        lineage: Lineage of a running job; empty for an ended job, which may start from any step.
         runs: The runs whose copies a running job may restore.
-        stepping: Its ranks save now, so a slot in the middle of a save is not damaged.
+        stepping: Whether its ranks are saving: then a slot in the middle of a save does not count as damaged.
     """
     assignment = spec.assignment([machine.name for machine in machines])
     topology = assignment.topology

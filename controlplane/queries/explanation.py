@@ -1,4 +1,4 @@
-"""The answers of the eviction rules in an incident: from the ledger, or from its workflow while it is open."""
+"""The answers of the eviction rules in an incident, from the ledger, or from its workflow while it is open."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that re
     from activities.ledger.ledger import Ledger
     from activities.ledger.records import IncidentRecord
 
-TOLD = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.REPLAY, Stage.DECIDE, Stage.PARKED})
+SHOWN = frozenset({Stage.TRACE, Stage.EVICT, Stage.DIAGNOSE, Stage.REPLAY, Stage.DECIDE, Stage.PARKED})
 """Stages that the explanation shows."""
 OVER = frozenset({Stage.OBSERVED, Stage.RECOVERED, Stage.NOT_CONFIRMED, Stage.ABANDONED})
-"""The last stages of an incident; the ledger may record them a moment later."""
+"""The last stages of an incident, which the ledger may record a moment later."""
 
 
 async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explanation:
@@ -45,9 +45,9 @@ async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explan
     number = number or await _newest(ledger, job, cluster)
     record = ledger.incident(incident_workflow_id(job, number)) if number else None
     policy = _policy(ledger, record) if record else None
-    if record and (told := from_ledger(record, policy)):
-        return told
-    unknown = LedgerError(f"the ledger has no incident {reference}: 'everstep incidents' lists those it has")
+    if record and (explanation := from_ledger(record, policy)):
+        return explanation
+    unknown = LedgerError(f"the ledger has no incident {reference}: 'everstep incidents' lists its incidents")
     if not number:
         raise unknown
     try:
@@ -60,7 +60,7 @@ async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explan
 
 
 async def _newest(ledger: Ledger, job: str, cluster: str) -> int:
-    """Number of a job's newest incident, which the ledger may not have yet; 0: there is none."""
+    """Number of a job's newest incident, which the ledger may not have yet; 0: the job has no incident."""
     with suppress(ClusterError, NoSuchJob):
         async with await Control.connect(cluster) as control:
             if incidents := (await control.state(job)).incidents:
@@ -70,7 +70,7 @@ async def _newest(ledger: Ledger, job: str, cluster: str) -> int:
 
 
 def from_ledger(record: IncidentRecord, policy: RecoveryPolicy | None) -> Explanation | None:
-    """The explanation of a closed incident; None: it is open, or its report does not have the answers."""
+    """The explanation of a closed incident; None: it is open, or its report does not have the rules' answers."""
     report = record.parsed_report()
     if record.closed_ns is None or report is None or report.resolution == CLOSED_OUTSIDE:
         return None
@@ -94,8 +94,8 @@ async def from_workflow(
         control: Connection to the cluster.
         job: Name of the job.
         number: Number of the incident.
-        record: The ledger's record of it; None: there is none.
-        policy: Policy of the job; None: that of its newest run.
+        record: Its record in the ledger; None: the ledger does not have it.
+        policy: Policy of the job; None: the policy of its newest run.
 
     Raises:
         ClusterError: Temporal does not answer, or no worker does.
@@ -138,8 +138,8 @@ def _story(record: IncidentRecord | None) -> dict[str, Any]:
     """The fields of an explanation that only the ledger has."""
     if record is None:
         return {}
-    told = [event for event in record.events if event.stage in TOLD]
-    lines = [StoryLine(time_ns=event.time_ns, stage=event.stage, text=event.text) for event in told]
+    events = [event for event in record.events if event.stage in SHOWN]
+    lines = [StoryLine(time_ns=event.time_ns, stage=event.stage, text=event.text) for event in events]
     return {"fault_ns": record.fault_ns or 0, "story": lines}
 
 

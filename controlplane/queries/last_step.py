@@ -1,4 +1,4 @@
-"""The last step of a job that has ended: its agents keep the step records, its ranks are gone."""
+"""The last step of a job that has ended, from the step records of its agents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PATIENCE_S = 2.0
 async def last_step(
     agents: AgentClients, job: str, machines: Sequence[Machine], *, from_step: int = 0
 ) -> tuple[int | None, float | None]:
-    """The number of completed steps and the last loss; None if no record has them.
+    """The number of completed steps and the last loss; None: no record has them.
 
     Args:
-        agents: clients of the agents.
-        job: name of the job.
-        machines: machines of the job.
-        from_step: first step whose records are requested.
+        agents: Clients of the agents.
+        job: Name of the job.
+        machines: Machines of the job.
+        from_step: First step whose records are requested.
     """
 
     async def read_records(machine: Machine) -> list[pb.StepRecord]:

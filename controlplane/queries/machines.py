@@ -1,4 +1,4 @@
-"""The findings of inspections of machines, gathered from their agents."""
+"""The findings of inspections of machines, from their agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolState
 
 ASKED_AT_ONCE = 64
-"""Number of machines that are asked at the same time."""
+"""Number of machines that are queried at the same time."""
 ANSWER_S = 5.0
 """The verdict on a machine that does not answer within this time is unknown, seconds."""
 
@@ -44,20 +44,20 @@ class MachineReport(BaseModel):
     address: str
     verdict: Health
     problem: str = ""
-    """Why its agent does not answer; empty: it does."""
+    """Why its agent does not answer; empty: it answers."""
     findings: list[Finding] = []
     """Findings of all inspections, the worst first."""
     facts: dict[str, str] = {}
-    """Facts that should be the same on all machines of a job."""
+    """Facts that should be equal on all machines of a job."""
     inspections: list[InspectionReport] = []
     now_ns: int = 0
     """Time of the answer, by the machine's clock, nanoseconds."""
     place: str = ""
     """Its use, a ``PoolPlace``; empty: the machine pool does not know it."""
     job: str = ""
-    """The job that has it, or from which it was evicted; empty: no job."""
+    """The job that has it, or from which it was evicted; empty: there is no such job."""
     place_since_ns: int = 0
-    """Begin of this use, by Temporal's clock, nanoseconds."""
+    """Time since which it has this use, by Temporal's clock, nanoseconds."""
     place_by: str = ""
     """The operator or program that changed its use last."""
     place_why: str = ""
@@ -74,7 +74,7 @@ class OddMachine(BaseModel):
 
 
 async def ask_machines(agents: AgentClients, machines: Sequence[Machine]) -> list[MachineReport]:
-    """Ask all machines in parallel; the verdict on a silent machine is unknown."""
+    """Query all machines in parallel; the verdict on a silent machine is unknown."""
     gate = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(machine: Machine) -> MachineReport:
@@ -98,14 +98,14 @@ def with_places(reports: Sequence[MachineReport], pool: PoolState | None) -> lis
     ]
 
 
-def _place_of(one: PoolMachine) -> dict[str, object]:
-    leaving = "leaves its job: an operator said so. " if one.wanted_out else ""
+def _place_of(machine: PoolMachine) -> dict[str, object]:
+    leaving = "an operator requested that it leaves its job. " if machine.wanted_out else ""
     return {
-        "place": str(one.place),
-        "job": one.job,
-        "place_since_ns": one.since_ns,
-        "place_by": one.by,
-        "place_why": leaving + one.why,
+        "place": str(machine.place),
+        "job": machine.job,
+        "place_since_ns": machine.since_ns,
+        "place_by": machine.by,
+        "place_why": leaving + machine.why,
     }
 
 
@@ -138,7 +138,7 @@ def report_of(machine: Machine, reply: pb.InspectReply) -> MachineReport:
 
 
 def odd_ones(reports: Iterable[MachineReport]) -> list[OddMachine]:
-    """Facts that differ between machines; if two values are equally frequent, neither is the usual value."""
+    """Facts that differ between machines; if two values are equally frequent, there is no usual value."""
     values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for report in reports:
         for fact, value in report.facts.items():

@@ -19,7 +19,7 @@ NAMED = 4
 
 
 class MetricsReport(BaseModel):
-    """Metrics of a job's newest generation; None: not known."""
+    """Metrics of a job's newest generation; a value of None is not known."""
 
     step_s: float | None
     """Mean time of the last steps on the slowest rank, seconds."""
@@ -28,9 +28,9 @@ class MetricsReport(BaseModel):
     grad_norm: float | None
     """Gradient norm of the lowest rank that reports it."""
     mfu: float | None
-    """Model FLOPs utilization: the FLOPs of the tokens over the peak of all devices, 0 to 1."""
+    """Model FLOPs utilization, 0 to 1: the FLOPs per second for the tokens, divided by the peak of all devices."""
     mfu_from: str
-    """The numbers behind the utilization; empty: it is not known."""
+    """The numbers from which the utilization was computed; empty: it is not known."""
     noted: list[str] = Field(default_factory=list)
     """Unusual values, with the ranks that report them."""
 
@@ -42,22 +42,22 @@ def metrics_report(ranks: Iterable[pb.RankProgress], topology: Topology) -> Metr
         ranks: Ranks of any generations; only the newest counts.
         topology: Topology of the job.
     """
-    known = [rank for rank in ranks if rank.HasField("metrics") and rank.rank < topology.world_size]
-    newest = max((rank.generation for rank in known), default=0)
-    there = {rank.rank: rank for rank in sorted(known, key=lambda rank: rank.rank) if rank.generation == newest}
-    if not there:
+    reporting = [rank for rank in ranks if rank.HasField("metrics") and rank.rank < topology.world_size]
+    newest = max((rank.generation for rank in reporting), default=0)
+    by_number = {rank.rank: rank for rank in sorted(reporting, key=lambda rank: rank.rank) if rank.generation == newest}
+    if not by_number:
         return None
-    metrics = [rank.metrics for rank in there.values()]
-    replicas = _replicas(there, topology)
+    metrics = [rank.metrics for rank in by_number.values()]
+    replicas = _replicas(by_number, topology)
     tokens = sum(max(each.tokens_per_s for each in replica) for replica in replicas)
-    mfu, mfu_from = _mfu(replicas, topology) if len(there) == topology.world_size else (None, "")
+    mfu, mfu_from = _mfu(replicas, topology) if len(by_number) == topology.world_size else (None, "")
     return MetricsReport(
         step_s=max(each.step_s for each in metrics) or None,
         tokens_per_s=tokens or None,
-        grad_norm=next((rank.grad_norm for rank in there.values() if math.isfinite(rank.grad_norm)), None),
+        grad_norm=next((rank.grad_norm for rank in by_number.values() if math.isfinite(rank.grad_norm)), None),
         mfu=mfu,
         mfu_from=mfu_from,
-        noted=_noted(there),
+        noted=_noted(by_number),
     )
 
 
@@ -79,36 +79,35 @@ def _replicas(ranks: Mapping[int, pb.RankProgress], topology: Topology) -> list[
 
 
 def _mfu(replicas: Sequence[Sequence[pb.Metrics]], topology: Topology) -> tuple[float | None, str]:
-    """The utilization and the numbers behind it; None if one of them is not known."""
-    everyone = [each for replica in replicas for each in replica]
-    if not all(each.peak_flops and each.flops_per_token for each in everyone):
+    """The utilization, and the numbers from which it was computed; None: one of them is not known."""
+    ranks = [each for replica in replicas for each in replica]
+    if not all(each.peak_flops and each.flops_per_token for each in ranks):
         return None, ""
     done = 0.0
     for replica in replicas:
-        # Derived FLOPs are of each rank's share of the model; FLOPs from the user are of the whole model.
+        # Derived FLOPs are for each rank's share of the model; FLOPs from the script are for the entire model.
         shares = [each.flops_per_token for each in replica]
         per_token = sum(shares) if replica[0].flops_derived else max(shares)
         done += per_token * max(each.tokens_per_s for each in replica)
     if not done:
         return None, ""
-    peak = sum(each.peak_flops for each in everyone)
-    derived = everyone[0].flops_derived
-    cost = "6 FLOPs for each parameter and token" if derived else "FLOPs for a token as the script gives them"
-    return done / peak, f"{cost}, peak {peak / topology.world_size / 1e12:.4g} TFLOP/s a device"
+    peak = sum(each.peak_flops for each in ranks)
+    cost = "6 FLOPs for each parameter and token" if ranks[0].flops_derived else "FLOPs for a token from the script"
+    return done / peak, f"{cost}, peak {peak / topology.world_size / 1e12:.4g} TFLOP/s for each device"
 
 
 def _noted(ranks: Mapping[int, pb.RankProgress]) -> list[str]:
-    found: dict[str, list[int]] = defaultdict(list)
+    ranks_of: dict[str, list[int]] = defaultdict(list)
     for number, rank in ranks.items():
         for name, series in (("loss", rank.metrics.loss), ("gradient norm", rank.metrics.grad_norm)):
             if series.streak:
-                found[f"the {name} is NaN or infinite since step {series.since}"].append(number)
+                ranks_of[f"the {name} has been NaN or infinite since step {series.since}"].append(number)
             elif series.not_finite:
-                found[f"the {name} was NaN or infinite {series.not_finite} times, and is finite again"].append(number)
+                line = f"the {name} was NaN or infinite {series.not_finite} times, and is finite again"
+                ranks_of[line].append(number)
         for _, _, line in changes_in(rank.metrics):
-            found[line].append(number)
-    return [f"{line} ({_who(on, len(ranks))})" for line, on in found.items()]
-
-
-def _who(ranks: Sequence[int], count: int) -> str:
-    return "all ranks" if len(ranks) == count else f"rank {listed(ranks, NAMED)}"
+            ranks_of[line].append(number)
+    return [
+        f"{line} ({'all ranks' if len(numbers) == len(ranks) else f'rank {listed(numbers, NAMED)}'})"
+        for line, numbers in ranks_of.items()
+    ]

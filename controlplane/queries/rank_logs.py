@@ -1,4 +1,4 @@
-"""The captured output of a job's ranks, line by line, from all machines at once."""
+"""Reads the captured output of a job's ranks, line by line, from all machines at the same time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 LINE_BYTES = 256
-"""First guess of the length of a line, bytes; it doubles until enough lines are read."""
+"""First estimate of the length of a line, bytes; it is increased until enough lines are read."""
 QUIET_S = 1.0
-"""After a job's end, its log counts as complete when no output arrived for this time, seconds."""
+"""After a job's end, its logs are complete if no output arrived for this time, seconds."""
 RECONNECT_S = 0.5
 RECENT = 4 * 1024
-"""Length of shown output that is remembered, to find the position after a reconnect, bytes."""
+"""Length of the last shown output that is kept to find the position after a reconnect, bytes."""
 OVERLAP = 64 * 1024
-"""Length of output that is read again after a reconnect, bytes; agents send it as one chunk."""
+"""Length of output that is read again after a reconnect, bytes; an agent sends it as one chunk."""
 
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 STREAMS: dict[str, tuple[Stream, ...]] = {
@@ -66,7 +66,7 @@ class LineCutter:
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def end(self) -> list[str]:
-        """The rest after the last end of line."""
+        """The last line, if it has no end of line."""
         left, self.rest = self.rest, b""
         return [left.decode(errors="replace")] if left else []
 
@@ -79,7 +79,7 @@ def last_lines(data: bytes, count: int | None) -> bytes:
 
 
 def after(recent: bytes, data: bytes) -> bytes:
-    """The output after the part that was shown; all of it if that part is not in it."""
+    """The output after the part that was shown; all output if it does not contain that part."""
     at = data.rfind(recent) if recent else -1
     return data[at + len(recent) :] if at >= 0 else data
 
@@ -124,7 +124,7 @@ class RankLogs:
         guess = 0 if tail is None else max(tail, 1) * LINE_BYTES
         while True:
             data = await self._once(source, stream, guess)
-            # One line more than requested: the first line may be cut.
+            # The first line may be cut: so one line more than requested is read.
             if tail is None or data.count(b"\n") > tail or len(data) < guess:
                 return last_lines(data, tail)
             guess *= 4
@@ -182,7 +182,7 @@ class RankLogs:
                 await queue.put((source.rank, line))
 
         agent = self._agents.get(source.machine.address)
-        with suppress(AgentError):  # no log yet
+        with suppress(AgentError):  # there is no log yet
             await show(await self._kept(source, stream, tail))
         while True:
             fresh = True

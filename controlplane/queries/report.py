@@ -1,4 +1,4 @@
-"""The report over some days, from the ledger: incidents, lost time, evicted machines, ETTR of jobs."""
+"""The report over some days from the ledger: incidents, lost time, evicted machines, and ETTR of jobs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class IncidentTally(BaseModel):
     incidents: int
     open: int
     seconds: float
-    """Sum of the times from fault to first step, over incidents for which it is known."""
+    """Sum of the times from fault to first step, over the incidents for which this time is known."""
     unknown: int
-    """Number of closed incidents for which this time is not known, e.g. because no step was seen."""
+    """Number of closed incidents for which this time is not known, e.g. because no step was reported."""
 
 
 class DayTally(BaseModel):
@@ -52,7 +52,7 @@ class MachineTally(BaseModel):
 
 
 class RunShare(BaseModel):
-    """One run of a job in these days."""
+    """The part of one run of a job that lies within the days of the report."""
 
     job: str
     run: int
@@ -60,26 +60,26 @@ class RunShare(BaseModel):
     started: datetime | None
     """Start of the run; None: not known."""
     ended: datetime | None
-    """None: it runs, according to the ledger."""
+    """End of the run; None: the ledger has no end of it."""
     outcome: str
     ettr: float | None
-    """ETTR of the part of the run within these days; None: not known."""
+    """ETTR of this part; None: not known."""
     unknown: list[str] = Field(default_factory=list)
-    """Possible losses of productive time that are not known: the true ratio may be lower."""
+    """Possible losses of productive time that are not known; with them, the ratio would be lower."""
     seconds: float | None
-    """Length of that part; None: not known."""
+    """Length of this part, seconds; None: not known."""
     lost: dict[Cause, float] = Field(default_factory=dict)
-    """Unproductive seconds of that part, by cause."""
+    """Unproductive seconds of this part, by cause."""
 
 
 class LedgerReport(BaseModel):
-    """The JSON of ``everstep report``."""
+    """The report over some days; the JSON of ``everstep report``."""
 
     days: int
     since: datetime
     until: datetime
     empty: bool
-    """The ledger has no job and no incident at all."""
+    """Whether the ledger has neither a job nor an incident."""
     incidents: int
     open: int
     by_symptom: list[IncidentTally]
@@ -93,7 +93,7 @@ class LedgerReport(BaseModel):
     jobs: list[RunShare]
     """Runs of jobs, newest first."""
     notes: list[str] = Field(default_factory=list)
-    """Entries of the ledger that could not be counted, and why."""
+    """Entries of the ledger that were not counted, with the reasons."""
 
 
 def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
@@ -129,7 +129,7 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
 
 
 def owner_of(incident: IncidentRecord) -> Owner:
-    """The owner of an incident's fault; for an open incident, as far as it is known."""
+    """The owner of an incident's fault, which may change until the incident is closed."""
     if report := incident.parsed_report():
         return fault_owner(report.classification, report.findings)
     try:
@@ -152,20 +152,20 @@ def _overlaps(run: LedgerJob, since_ns: int, now_ns: int) -> bool:
 
 
 def _share(ledger: Ledger, run: LedgerJob, runs: Sequence[LedgerJob], since_ns: int, now_ns: int) -> RunShare:
-    """The share of a run; the ratio is not known if the ledger does not have the run's start or end."""
+    """The part of a run within the days; its ETTR is unknown if the ledger does not have the run's start or end."""
     newest = max((one.started_ns, one.run) for one in runs if one.name == run.name)
-    goes_on = run.ended_ns is None and (run.started_ns, run.run) == newest
+    runs_now = run.ended_ns is None and (run.started_ns, run.run) == newest
     spent: TimeSpent | None = None
-    problem = "the ledger has no start of it" if not run.started_ns else "the ledger has no end of it"
-    if run.started_ns and (goes_on or run.ended_ns is not None):
-        found = ledger.time_spent(run.run, now_ns=now_ns, since_ns=[since_ns])
-        spent = found[0] if found else None
+    problem = "the ledger does not have its start" if not run.started_ns else "the ledger does not have its end"
+    if run.started_ns and (runs_now or run.ended_ns is not None):
+        windows = ledger.time_spent(run.run, now_ns=now_ns, since_ns=[since_ns])
+        spent = windows[0] if windows else None
     return RunShare(
         job=run.name,
         run=run.run,
         started=_time(run.started_ns) if run.started_ns else None,
         ended=_time(run.ended_ns) if run.ended_ns else None,
-        outcome=run.outcome or ("running" if goes_on else UNKNOWN),
+        outcome=run.outcome or ("running" if runs_now else UNKNOWN),
         ettr=spent.ettr.ratio if spent else None,
         unknown=list(spent.ettr.unknown) if spent else [problem],
         seconds=spent.ettr.wall_s if spent else None,
@@ -217,4 +217,4 @@ def _not_known(share: RunShare) -> str:
     why = ", ".join(share.unknown)
     if share.seconds is None:
         return f"its ETTR and lost time are unknown: {why}"
-    return f"its ETTR is {'unknown' if share.ettr is None else 'at most that high'}, for it is not known: {why}"
+    return f"its ETTR is {'unknown' if share.ettr is None else 'an upper limit'}, since some facts are missing: {why}"

@@ -1,4 +1,4 @@
-"""How many steps the copies of a job's state are behind, from its agents."""
+"""The newest saved steps of a job's state in each kind of storage, from its agents."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ PROBLEMS = 8
 
 
 class SavedReport(BaseModel):
-    """For each kind of storage, the newest step of which every known rank has a copy; None: a rank has no copy."""
+    """For each kind of storage, the newest step of which every known rank has a copy; None: some rank has no copy."""
 
     own_step: int | None
-    """The newest step that all ranks hold in their own memory; None: ranks drift apart and have no common step."""
+    """The newest step that all ranks have in their own memory; None: ranks drift apart, without a common step."""
     own_newest: int | None = None
     """The newest save of the rank that is furthest behind; later than ``own_step`` only if ranks drift apart."""
     apart: int = 0
-    """Steps between the first and the last rank, if more than their slots hold; 0: not more."""
+    """Number of steps between the first and the last rank if it exceeds the slots of a rank; otherwise 0."""
     backup_step: int | None
-    """The newest step that all ranks have at their backup machines."""
+    """The newest step of which all ranks have a backup."""
     backup_lag: int | None
-    """Steps that the slowest rank's backup is behind its own memory; None: nothing is backed up."""
+    """Number of steps that the slowest backup is behind its rank's own memory; None: there are no backups."""
     disk_step: int | None
     disk_age_s: float | None
-    """Age of the state on disk, as agents report it; it may be older if some agents have later steps too."""
+    """Greatest age of a rank's newest state on disk, seconds; ``disk_step`` may be older if other ranks are ahead."""
     disk_wanted: int | None
     """The next step that will be written to disk."""
     remote_step: int | None
@@ -44,15 +44,14 @@ ShownRanks = Mapping[str, Iterable[pb.RankProgress]]
 
 
 def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> SavedReport | None:
-    """The saved steps of the newest generation; None if no rank ever saved.
+    """The saved steps of the newest generation; None: no rank ever saved.
 
     Args:
         ranks: The answers of the agents.
-        before: Their earlier answers, if they were asked twice: see :func:`unsteady`.
+        before: Their earlier answers, if they were queried twice: see :func:`unsteady`.
     """
-    everyone = [(machine, rank) for machine, shown in ranks.items() for rank in shown]
-    generation = max((rank.generation for _, rank in everyone), default=0)
-    known = [(machine, rank) for machine, rank in everyone if rank.generation == generation]
+    pairs = [(machine, rank) for machine, shown in ranks.items() for rank in shown]
+    generation = max((rank.generation for _, rank in pairs), default=0)
     saved = _newest(ranks)
     if not any(state.own_step >= 0 or state.disk_step >= 0 for state in saved):
         return None
@@ -70,33 +69,33 @@ def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> Save
         disk_age_s=(max(state.disk_age_s for state in saved) or None) if disk_step is not None else None,
         disk_wanted=_some(max(state.disk_wanted for state in saved)),
         remote_step=_common(state.remote_step for state in saved),
-        problems=_problems(known),
+        problems=_problems((machine, rank) for machine, rank in pairs if rank.generation == generation),
     )
 
 
 def unsteady(ranks: ShownRanks) -> bool:
-    """Whether ranks seem to have no common step: agents answer at different moments, so ask them again."""
+    """Whether ranks seem to have no common step: then query the agents again, which answer at different times."""
     saved = _newest(ranks)
     return _held_by_all(saved) is None and all(state.own_step >= 0 for state in saved)
 
 
 def _newest(ranks: ShownRanks) -> list[pb.SavedState]:
-    everyone = [rank for shown in ranks.values() for rank in shown]
-    generation = max((rank.generation for rank in everyone), default=0)
-    return [rank.saved for rank in everyone if rank.generation == generation]
+    flat = [rank for shown in ranks.values() for rank in shown]
+    generation = max((rank.generation for rank in flat), default=0)
+    return [rank.saved for rank in flat if rank.generation == generation]
 
 
 def _held_by_all(saved: Sequence[pb.SavedState]) -> int | None:
-    """The newest step that every rank has in its own slots; if agents do not list steps, that of the last rank."""
+    """The newest step that every rank has in its own slots; if agents list no steps, the oldest of the newest ones."""
     if not all(state.own_steps for state in saved):
         return _common(state.own_step for state in saved)
     return _some(max(set.intersection(*(set(state.own_steps) for state in saved)), default=-1)) if saved else None
 
 
 def _proven_apart(before: Sequence[pb.SavedState], now: Sequence[pb.SavedState]) -> bool:
-    """Whether ranks surely drift apart: a later answer of a rank is before the oldest step of an earlier answer."""
-    gone = max((min(state.own_steps, default=state.own_step) for state in before), default=-1)
-    return any(state.own_step < gone for state in now)
+    """Whether ranks certainly drift apart: some rank is now behind the oldest step that another rank had before."""
+    oldest = max((min(state.own_steps, default=state.own_step) for state in before), default=-1)
+    return any(state.own_step < oldest for state in now)
 
 
 def _common(steps: Iterable[int]) -> int | None:
@@ -107,30 +106,30 @@ def _some(step: int) -> int | None:
     return step if step >= 0 else None
 
 
-def _problems(known: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
-    """One line for each machine and problem, with the ranks concerned."""
+def _problems(pairs: Iterable[tuple[str, pb.RankProgress]]) -> list[str]:
+    """One line for each machine and problem, with the ranks that have it."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
-    for machine, rank in known:
+    for machine, rank in pairs:
         for what, problem in problems_of(rank).items():
             if problem and what != STEPS:
                 ranks.setdefault((what, machine, problem), []).append(rank.rank)
     return [
-        f"{what} of rank {', '.join(map(str, sorted(having)))} on {machine}: {problem}"
-        for (what, machine, problem), having in sorted(ranks.items())
+        f"{what} of rank {', '.join(map(str, sorted(numbers)))} on {machine}: {problem}"
+        for (what, machine, problem), numbers in sorted(ranks.items())
     ]
 
 
 def saved_lines(saved: SavedReport) -> list[tuple[str, str]]:
     """The saved steps as text: pairs of a title and a line."""
     lag = f" ({saved.backup_lag} behind)" if saved.backup_lag else ""
-    own = f"step {saved.own_step}" if saved.own_step is not None else "no step of all ranks"
+    own = f"step {saved.own_step}" if saved.own_step is not None else "no common step of all ranks"
     if saved.own_newest is not None and saved.own_newest != saved.own_step:
         own += f" (the slowest rank is at {saved.own_newest})"
     parts = [f"{own} in own memory", f"{_shown(saved.backup_step)} at the peers{lag}"]
     age = f", {text.duration(saved.disk_age_s)} old" if saved.disk_age_s is not None else ""
     parts.append(f"{_shown(saved.disk_step)} on disk{age}")
     if saved.disk_wanted is not None:
-        parts[-1] += f" (step {saved.disk_wanted} comes)"
+        parts[-1] += f" (next: step {saved.disk_wanted})"
     if saved.remote_step is not None:
         parts.append(f"{saved.remote_step} remote")
     facts = [("saved", "; ".join(parts))]
@@ -142,7 +141,7 @@ def saved_lines(saved: SavedReport) -> list[tuple[str, str]]:
 
 
 def saved_short(saved: SavedReport | None) -> str:
-    """``120/119/105``: newest step in own memory, at the peers, on disk."""
+    """The newest steps in own memory, at the peers, and on disk: ``120/119/105``."""
     if saved is None:
         return text.DASH
     return "/".join(map(_shown, (saved.own_step, saved.backup_step, saved.disk_step)))

@@ -1,4 +1,4 @@
-"""How many standbys a cluster should have, by two rules, and how both would have done on recorded failures."""
+"""How many standbys a cluster should have, by two rules, and how well both would have done on recorded failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RateReport(BaseModel):
 
 
 class RecordReport(BaseModel):
-    """The recorded failures behind the numbers."""
+    """The recorded failures from which the number was computed."""
 
     source: str
     """The ledger or the file that has the failures."""
@@ -32,28 +32,28 @@ class RecordReport(BaseModel):
     days: float
     failures: int
     away: int
-    """Number of failures after which the machine is not known to be back: it counts as away."""
+    """Number of failures after which the machine is not known to be back; it counts as away."""
 
 
 class RuleReport(BaseModel):
-    """The answer of a rule, and how it would have done; None: there is no record to try it on."""
+    """The result of a rule, and how well it would have done on the record; None: there is no record."""
 
     rule: Rule
     """``binomial``: the rule of the paper; ``record``: everstep's rule."""
     standbys: int | None
     """Number of standbys; None: the record is too short for this rule."""
     days: int | None = None
-    """Number of days on which it was tried; each is sized from the days before it."""
+    """Number of days to which it was applied, each time with the failures of the days before."""
     held: int | None = None
-    """Number of days on which the standbys were enough at every moment."""
+    """Number of days on which its number of standbys would always have been enough."""
     share: float | None = None
     """``held`` over ``days``, 0 to 1."""
     idle_machine_days: float | None = None
-    """Standbys beyond the highest need of their day, summed over the days."""
+    """Number of standbys that a day did not need, summed over the days."""
 
 
 class StandbyReport(BaseModel):
-    """The JSON of ``everstep standbys``."""
+    """How many standbys a cluster should have; the JSON of ``everstep standbys``."""
 
     machines: int
     """Number of machines for jobs."""
@@ -69,7 +69,7 @@ class StandbyReport(BaseModel):
     margin: int | None = None
     """Standbys that the rule ``record`` adds to ``peak``."""
     rules: list[RuleReport] = Field(default_factory=list)
-    """Both rules, tried on the record; empty: this was not requested."""
+    """The results of both rules; empty: this was not requested."""
 
 
 def standby_report(
@@ -87,9 +87,9 @@ def standby_report(
         machines: Number of machines for jobs.
         record: The failures of the past; None: none are known.
         source: Source of the record, as text.
-        rate: Failures of one machine in a day; None: the rate of the record, else the paper's.
+        rate: Failures of one machine in a day; None: the rate of the record, or else the paper's.
         refill: Source of the machines that refill the pool.
-        explain: Also try both rules on the record; this takes one second for a year of 400 machines.
+        explain: Whether to apply both rules to the record too; this takes one second for a year of 400 machines.
     """
     given = None if rate is None else FailureRate(rate, "given")
     size = pool_size(machines, record, refill=refill, floor=FLOOR, rate=given)
@@ -147,11 +147,11 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
 
     Args:
         ledger: The open ledger.
-        machines: Number of machines in the cluster; None: that of the ledger's largest job.
+        machines: Number of machines in the cluster; None: the number of the ledger's largest job.
         now_ns: The current time, nanoseconds.
 
     Returns:
-        None: no job in it has a start and a number of machines.
+        None: no job in the ledger has a start and a number of machines.
 
     Raises:
         LedgerError: the ledger cannot be read.

@@ -1,4 +1,4 @@
-"""The status of jobs, gathered from Temporal, the agents and the ledger."""
+"""The status of jobs, from Temporal, the agents and the ledger."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MachineStatus(BaseModel):
     answers: bool
     ranks: list[RankStatus]
     problem: str = ""
-    """Why its agent does not answer; empty: it does."""
+    """Why its agent does not answer; empty: it answers."""
 
 
 class JobReport(BaseModel):
@@ -67,10 +67,10 @@ class JobReport(BaseModel):
 
     name: str
     status: str
-    """Status of the job; that of its workflow if no worker answers."""
+    """Status of the job, or of its workflow if no worker answers."""
     outcome: str
     unconfirmed: str
-    """Why a running job is not confirmed; empty: it was seen to step, or does not run."""
+    """Why a running job is not confirmed; empty: it is confirmed, or does not run."""
     launched: bool
     """False: it has no generation, step or loss (yet)."""
     started: datetime
@@ -82,7 +82,7 @@ class JobReport(BaseModel):
     pp: int
     dp: int
     sizes: str = ""
-    """The whole mesh as text: ``pp 2, dp 2, tp 2``."""
+    """The mesh as text: ``pp 2, dp 2, tp 2``."""
     mesh: dict[str, int] = Field(default_factory=dict, description="Size of each axis, in order.")
     generation: int
     step: int | None
@@ -95,11 +95,11 @@ class JobReport(BaseModel):
     silent: list[str]
     """Machines whose agent does not answer."""
     ettr_unknown: list[str] = Field(default_factory=list)
-    """Possible losses of productive time that are not known: the true ratio may be lower."""
+    """Possible losses of productive time that are not known; with them, the ratio would be lower."""
     time_lost: TimeLost | None = None
     """Unproductive time by cause; None: it was never launched, or the ledger does not have it."""
     backups: str
-    """Where the backups are, and what may be lost with their owners; empty: it does not run."""
+    """Where the backups are, and which machines may be lost; empty: it does not run."""
     saved: SavedReport | None
     """The saved steps; None: nothing is saved, or no agent reports it."""
     kept: str
@@ -112,7 +112,7 @@ class JobReport(BaseModel):
     """Signals that the workflow could not accept."""
     link: str
     code: str = ""
-    """The version of its code that runs, and any that waits; empty: it has had only one version."""
+    """The version of its code that runs, and the version that waits; empty: it has had only one version."""
 
 
 class JobLine(BaseModel):
@@ -132,11 +132,11 @@ class JobLine(BaseModel):
     started: datetime
     ended: datetime | None
     problem: str = ""
-    """Why parts of the line are not known; empty: all is known."""
+    """Why some values are not known; empty: all are known."""
 
 
 async def job_lines(control: Control) -> list[JobLine]:
-    """All jobs, running jobs first; a job without a full answer has its problem in the line."""
+    """All jobs, running jobs first; if values of a job are not known, its line has the problem."""
     runs = await control.jobs()
     results = await asyncio.gather(*(_line(control, run) for run in runs), return_exceptions=True)
     lines = []
@@ -151,7 +151,7 @@ async def job_lines(control: Control) -> list[JobLine]:
 
 
 def _bare(run: JobRun, problem: str) -> JobLine:
-    """The line of a job from Temporal's list alone."""
+    """The line of a job with only the values in Temporal's list."""
     return JobLine(
         name=run.name,
         status=run.status,
@@ -253,7 +253,7 @@ async def job_report(control: Control, job: str) -> JobReport:
 
 
 def code_text(state: JobState) -> str:
-    """The version that a job runs, any that waits, and the last refused one; empty: it has had only one version."""
+    """The running version of a job's code, the waiting and the refused version; empty: it has had only one version."""
     if len(state.versions) < 2:
         return ""
     running = next((one for one in state.versions if one.number == state.spec.version), None)
@@ -339,13 +339,13 @@ def _ratio(ettr: Ettr | None) -> float | None:
 async def ettr_of(
     control: Control, job: str, progress: JobProgress | None = None, window_s: float | None = None
 ) -> Ettr | None:
-    """Effective training time ratio of a job, from ledger and agents; None: the ledger does not have it.
+    """Effective training time ratio of a job, from ledger and agents; None: the ledger does not have the job.
 
     Args:
-        control: connection to the cluster.
-        job: name of the job.
-        progress: progress of its ranks: time without steps is not productive. None: not known.
-        window_s: length of a sliding window, seconds; None: since the start.
+        control: Connection to the cluster.
+        job: Name of the job.
+        progress: Progress of its ranks, since time without steps is not productive; None: not known.
+        window_s: Length of a sliding window, seconds; None: since the start.
     """
     ledger = await control.ledger()
     if ledger is None:
@@ -357,7 +357,7 @@ async def ettr_of(
 
 
 async def remaining_checkpoint(control: Control, state: JobState) -> str:
-    """The newest step on disk from which an ended job can resume; its memory is freed."""
+    """The newest step on disk from which an ended job can resume, as text."""
     see = f"everstep checkpoints {state.spec.name}{control.option}"
     checkpoint = state.spec.checkpoint.model_copy(update={"remote_url": ""})
     disks = state.spec.model_copy(update={"checkpoint": checkpoint})
@@ -371,6 +371,6 @@ async def remaining_checkpoint(control: Control, state: JobState) -> str:
     if report.restorable:
         text = f"step {report.restorable[0]} on disk"
     else:
-        text = "no step of all ranks that can be seen on disk" if unknown else "no step of all ranks on disk"
-    remote = f", and what is at {state.spec.checkpoint.remote_url}" if state.spec.checkpoint.remote_url else ""
-    return f"{text}{remote}; its memory was given back ({see})"
+        text = "no common step on disk" + (", but not every disk could be listed" if unknown else "")
+    remote = f", and any copies at {state.spec.checkpoint.remote_url}" if state.spec.checkpoint.remote_url else ""
+    return f"{text}{remote}; its memory was freed ({see})"

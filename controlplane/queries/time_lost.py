@@ -27,7 +27,7 @@ LEAST_S = 0.005
 
 
 class TimeLost(BaseModel):
-    """Seconds by cause: start, detect, decide, evict, restart, recompute, parked, unknown."""
+    """Unproductive seconds of a job by cause, in the order of ``ORDER``."""
 
     since_start: dict[Cause, float]
     last_hour: dict[Cause, float] | None = None
@@ -50,7 +50,7 @@ async def lost_of(control: Control, state: JobState, progress: JobProgress, *, r
     Args:
         control: Connection to the cluster.
         state: State of the job.
-        progress: Progress of its ranks: time without steps is not productive.
+        progress: Progress of its ranks, since time without steps is not productive.
         running: Whether the job runs.
     """
     ledger = await control.ledger()
@@ -81,13 +81,13 @@ def _lost(causes: dict[Cause, float]) -> dict[Cause, float]:
 
 
 def causes_text(seconds: dict[Cause, float]) -> str:
-    """``detect 0.40 s, restart 8.10 s``; causes without time are left out."""
+    """The causes with their times, such as ``detect 0.40 s, restart 8.10 s``; causes without time are left out."""
     parts = [f"{cause} {text.duration(seconds[cause])}" for cause in ORDER if seconds.get(cause, 0.0) >= LEAST_S]
     return ", ".join(parts) or "nothing"
 
 
 def lost_text(lost: TimeLost) -> str:
     """The causes since the start, and those of the last hour if they differ."""
-    whole = causes_text(lost.since_start)
-    hour = whole if lost.last_hour is None else causes_text(lost.last_hour)
-    return whole if hour == whole else f"{whole}; in the last hour: {hour}"
+    since_start = causes_text(lost.since_start)
+    hour = since_start if lost.last_hour is None else causes_text(lost.last_hour)
+    return since_start if hour == since_start else f"{since_start}; in the last hour: {hour}"

@@ -1,1 +1,1 @@
-"""Checks of the machines before a job starts on them."""
+"""Checks and choices before a job starts: its machines, its code, its storage, and the step from which it starts."""

@@ -1,4 +1,4 @@
-"""The choice of a job's machines: free machines, never a machine of another job."""
+"""The choice of a job's machines: only free machines, and never a machine of another job."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace
 
 NAMED = 5
-"""Number of machines that a message names when many are not free for one reason."""
+"""Number of machines that a message names if many are not free for the same reason."""
 
 
 async def choose_machines(control: Control, spec: JobSpec, before: Collection[str] = ()) -> list[Machine]:
-    """Choose machines for a job: first those of the run that it resumes, then others, in the order of the list.
+    """Choose machines for a job: first those in ``before``, then others, in the order of the cluster's list.
+
+    Args:
+        control: Connection to the cluster.
+        spec: The job.
+        before: Names of the machines of the run that it resumes.
 
     Raises:
-        ConfigError: too few machines are free; the message says why the others are not.
+        ConfigError: too few machines are free; the message explains why the others are not.
         ClusterError: this connection knows no machines.
     """
-    known = control.all_machines
-    if not known:
+    if not control.all_machines:
         raise ClusterError(
-            "nothing says which machines a job may have: name a file of them with --inventory or EVERSTEP_INVENTORY "
+            "the machines for jobs are not known: name an inventory with --inventory or EVERSTEP_INVENTORY "
             "(docs/guides/deploy.md), or start a local cluster with 'everstep up'"
         )
     if len(control.machines) < spec.machines:
@@ -35,16 +39,16 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
         where = f"cluster {cluster.name}" if cluster else "the inventory"
         grow = f"grow it with 'everstep up --machines {spec.machines}{control.option}'" if cluster else "add some to it"
         raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and {where} has {len(control.machines)} (standbys "
-            f"apart): {grow}, or ask for fewer"
+            f"job {spec.name} needs {spec.machines} machines, and {where} has {len(control.machines)} without the "
+            f"standbys: {grow}, or run the job on fewer machines"
         )
     why_not = await _why_not(control, spec.name)
-    free = [machine for machine in known if machine.name not in why_not]
+    free = [machine for machine in control.all_machines if machine.name not in why_not]
     if len(free) < spec.machines:
         count = f"{len(free) or 'none'} {'is' if len(free) < 2 else 'are'}"
         raise ConfigError(
-            f"job {spec.name} asks for {spec.machines} machines and {count} free: {_who_has(why_not)}; wait, "
-            f"stop a job, release a machine ('everstep machines{control.option}' shows all), or ask for fewer"
+            f"job {spec.name} needs {spec.machines} machines, and {count} free: {_reasons(why_not)}. Wait, stop a job, "
+            f"release a machine ('everstep machines{control.option}' shows all), or run the job on fewer machines"
         )
     return in_order(free, spec.machines, before)
 
@@ -56,28 +60,28 @@ def in_order(free: Sequence[Machine], count: int, before: Collection[str]) -> li
 
 
 async def _why_not(control: Control, job: str) -> dict[str, str]:
-    """Machine that the job cannot have → why."""
+    """Machine that is not free for the job → why."""
     running = {run.name for run in await control.jobs() if run.running} - {job}
     pool = await pool_state(control)
     if pool is not None:
-        why = {name: _why(one, running) for name, one in pool.machines.items()}
+        why = {name: _why(machine, running) for name, machine in pool.machines.items()}
         return {name: text for name, text in why.items() if text}
     standbys = control.all_machines[len(control.machines) :]
     why = {machine.name: "a standby" for machine in standbys}
     for other in running:
-        why |= {machine.name: f"of job {other}" for machine in (await control.state(other)).machines}
+        why |= {machine.name: f"in use by job {other}" for machine in (await control.state(other)).machines}
     return why
 
 
-def _why(one: PoolMachine, running: Collection[str]) -> str:
-    if one.wanted_out:
-        return f"taken out by {one.by}"
-    if one.place is PoolPlace.ACTIVE:
-        return f"of job {one.job}" if one.job in running else ""
-    return "" if one.place in {PoolPlace.FREE, PoolPlace.PROVISIONING} else str(one.place)
+def _why(machine: PoolMachine, running: Collection[str]) -> str:
+    if machine.wanted_out:
+        return f"evicted by {machine.by}"
+    if machine.place is PoolPlace.ACTIVE:
+        return f"in use by job {machine.job}" if machine.job in running else ""
+    return "" if machine.place in {PoolPlace.FREE, PoolPlace.PROVISIONING} else str(machine.place)
 
 
-def _who_has(why_not: dict[str, str]) -> str:
+def _reasons(why_not: dict[str, str]) -> str:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, why in why_not.items():
         by_reason[why].append(name)

@@ -1,4 +1,4 @@
-"""A job that starts with a version of its code that was recorded before, e.g. to repeat some of its steps."""
+"""Starts a job with a version of its code that an earlier run recorded, e.g. to repeat some of its steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from everstep.model.version import NAME_CHARACTERS, CodeVersion, JobVersion, Upd
 from everstep.rank import environment
 
 NUMBER = re.compile(r"v?([1-9][0-9]{0,5})")
-"""A version's number; a prefix of an id is longer."""
+"""Form of a version's number, which is shorter than a prefix of an id."""
 ID = re.compile(r"[0-9a-f]{7,64}")
-"""A version's id, or a prefix of it."""
+"""Form of a version's id, or of a prefix of it."""
 PACKAGES_NAMED = 5
 
 
@@ -33,16 +33,16 @@ class RecordedStart:
     versions: list[JobVersion]
     """The recorded version, as the first version of the new run."""
     notes: list[str]
-    """Notes for the user: how exactly the new run repeats the old steps."""
+    """Notes for the user: whether the new run repeats the old steps exactly."""
 
 
 async def recorded_version(control: Control, spec: JobSpec, named: str, step: int | None) -> RecordedStart:
-    """The job with a version that an earlier run of its name had: its code, script, arguments, variables and folder.
+    """Give a job the code, script, arguments, variables and folder of a version that an earlier run recorded.
 
     Args:
         control: Connection to the cluster.
         spec: The job; its other settings stay.
-        named: The version, by its number in the last run, or by its id.
+        named: The version: its number in the last run, or its id.
         step: Completed steps at its start; None: step 0, or the latest checkpoint.
 
     Raises:
@@ -52,24 +52,25 @@ async def recorded_version(control: Control, spec: JobSpec, named: str, step: in
     """
     if not control.versions_url:
         raise ConfigError(
-            f"nothing says here where versions are kept: set {environment.VERSIONS} to what the workers have"
+            f"the store of versions is not known here: set {environment.VERSIONS} to the value that the workers have"
         )
     store = VersionStore(control.versions_url)
-    known = await _of_last_run(control, spec.name)
-    before, runs = await _found(store, spec.name, named, known)
+    before, runs = await _find(store, spec.name, named, await _of_last_run(control, spec.name))
     if not runs.code:
         raise ConfigError(
-            f"{_name(before, runs)} ran in place, from {runs.script}: its files were not recorded, so nobody can say "
-            "that what lies there now is the same"
+            f"{_name(before, runs)} ran in place, from {runs.script}: its files were not recorded, and may have "
+            "changed. Start the job without --version to run the present files"
         )
     await store.keep(spec.name, runs)
     notes = [f"code: {_name(before, runs)}{_origin(runs)}"]
     if step is not None and not _ran_at(before, step):
-        told = f"{before.name} ran {_ranges(before)}" if before and before.ranges else "it ran no step"
-        notes.append(f"warning: in the last run of {spec.name} {told}: what begins at step {step} repeats nothing")
+        ran = f"{before.name} ran {_ranges(before)}" if before and before.ranges else "this version ran no step"
+        notes.append(
+            f"warning: in the last run of {spec.name} {ran}, so the steps from {step} on do not repeat its steps"
+        )
     if changed := packages_changed(runs.packages, packages_of(runs.python)):
-        told = first_of(changed[:PACKAGES_NAMED], len(changed))
-        notes.append(f"warning: packages differ from those with which it was made: {told}. Losses may differ")
+        packages = first_of(changed[:PACKAGES_NAMED], len(changed))
+        notes.append(f"warning: packages have changed since the version was recorded: {packages}. Losses may differ")
     why = f"repeats {_name(before, runs)}" + (f" from step {step}" if step is not None else "")
     bare = runs.model_copy(update={"packages": {}})
     request = UpdateRequest(operator=getpass.getuser(), reason=why)
@@ -78,7 +79,7 @@ async def recorded_version(control: Control, spec: JobSpec, named: str, step: in
 
 
 async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
-    """The versions of the last run, from its workflow, or from the ledger if Temporal has deleted it."""
+    """The versions of the last run, from its workflow, or from the ledger if Temporal has deleted the workflow."""
     try:
         return (await control.state(job)).versions
     except NoSuchJob:
@@ -87,39 +88,41 @@ async def _of_last_run(control: Control, job: str) -> list[JobVersion]:
         return []
     from activities.ledger.ledger import Ledger
 
-    return [version for one in await ledger.call(Ledger.versions, job) if (version := one.parsed())]
+    return [version for record in await ledger.call(Ledger.versions, job) if (version := record.parsed())]
 
 
-async def _found(
-    store: VersionStore, job: str, named: str, known: Sequence[JobVersion]
+async def _find(
+    store: VersionStore, job: str, named: str, last_run: Sequence[JobVersion]
 ) -> tuple[JobVersion | None, CodeVersion]:
     """The named version: its entry in the last run (None: it has none), and its code in the store."""
     if number := NUMBER.fullmatch(named):
-        before = next((one for one in known if one.number == int(number[1])), None)
+        before = next((version for version in last_run if version.number == int(number[1])), None)
         if before is None or before.runs is None:
-            was = f"v{number[1]} was never made" if before else f"the last run of {job} has no v{number[1]}"
-            raise ConfigError(f"{was}; {_known(known)}. An older one is named by its id")
+            why = f"v{number[1]} was refused" if before else f"the last run of {job} has no v{number[1]}"
+            raise ConfigError(f"{why}; {_list(last_run)}. A version of an older run is named by its id")
         identifier = before.runs.id
     elif ID.fullmatch(named):
         identifier = named
     else:
         raise ConfigError(
-            f"--version {named} is no version: give its number, as in 'everstep versions {job}', or its id, "
-            "seven digits of it or more"
+            f"--version {named} is not a version: give its number, as in 'everstep versions {job}', or at least the "
+            "first seven digits of its id"
         )
     found = await store.versions(job, identifier)
     if len(found) > 1:
         raise ConfigError(
-            f"--version {named} may be {listed([one.id[:NAME_CHARACTERS] for one in found])}: give more of it"
+            f"--version {named} may be {listed([code.id[:NAME_CHARACTERS] for code in found])}: give more digits"
         )
     if not found:
-        raise ConfigError(f"version {named} of job {job} is not in the store of versions {store.url}; {_known(known)}")
+        raise ConfigError(
+            f"version {named} of job {job} is not in the store of versions {store.url}; {_list(last_run)}"
+        )
     runs = found[0]
-    return next((one for one in known if one.runs and one.runs.id == runs.id), None), runs
+    return next((version for version in last_run if version.runs and version.runs.id == runs.id), None), runs
 
 
 def _ran_at(version: JobVersion | None, step: int) -> bool:
-    """Whether the step after this number of completed steps ran under a version; unnumbered steps count as yes."""
+    """Whether a version ran the step after this number of completed steps; True if its steps have no numbers."""
     ranges = version.ranges if version else []
     return any(begin < 0 or (begin <= step and (end < 0 or step < end)) for _, begin, end in ranges)
 
@@ -139,6 +142,6 @@ def _origin(runs: CodeVersion) -> str:
     return f", of {origin.folder}{commit if origin.commit else ''}" if origin.folder else ""
 
 
-def _known(known: Sequence[JobVersion]) -> str:
-    names = [one.name for one in known if one.runs]
-    return f"there are {listed(names)}" if names else "it is not known which there are"
+def _list(last_run: Sequence[JobVersion]) -> str:
+    names = [version.name for version in last_run if version.runs]
+    return f"there are {listed(names)}" if names else "the versions of its last run are not known"

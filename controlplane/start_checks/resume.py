@@ -1,4 +1,4 @@
-"""Checks before a job starts from a checkpoint: whether every rank can restore it."""
+"""Checks, before a job starts from a checkpoint, whether every rank can restore it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
     before, now = state.spec.topology(), spec.topology()
     if not now.same_numbering(str(before)):
         raise ConfigError(
-            f"the checkpoints of job {spec.name} were saved with other sizes: {before} then and {now} now "
-            "(machines, ranks on each, then tp, pp, order or the axes). Start it with the sizes that it had, or from a "
-            "folder of a checkpoint on disk: --resume-path"
+            f"the checkpoints of job {spec.name} were saved with other sizes: {before}, and now it has {now} "
+            "(machines, ranks on each, then tp, pp, order or the axes). Start it with its former sizes, or start it "
+            "from a checkpoint's folder on disk with --resume-path"
         )
     return state
 
@@ -58,7 +58,7 @@ def parse_step(text: str) -> int | Literal["latest"]:
     if text == LATEST:
         return LATEST
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise ConfigError(f"--resume-from {text} is no step: give its number, from 1 on, or {LATEST}")
+        raise ConfigError(f"--resume-from {text} is not a step: give a number of 1 or more, or '{LATEST}'")
     return int(text)
 
 
@@ -74,7 +74,7 @@ async def check_step(
     step: int | Literal["latest"],
     last_run: EarlierRun | None = None,
 ) -> tuple[int, str]:
-    """Check that every rank can restore a step; returns the step and its source as text.
+    """Check that every rank can restore a step; returns the step, and where its copies are, as text.
 
     Args:
         control: Connection to the cluster.
@@ -84,8 +84,8 @@ async def check_step(
         last_run: The last run with its name; None: Temporal has no such run.
 
     Raises:
-        ConfigError: a rank cannot (the message lists the steps that exist), or the latest step is not known, since a
-            machine is silent or storage cannot be listed.
+        ConfigError: a rank cannot restore it (the message lists the existing steps), or the latest step is not known,
+            since a machine is silent or storage cannot be listed.
     """
     from controlplane.queries.checkpoints import ask_for_copies
     from everstep.base.text import listed
@@ -94,8 +94,8 @@ async def check_step(
     silent_text = f"; {listed(silent, NAMED)} does not answer" if silent else ""
     if step == LATEST and silent:
         raise ConfigError(
-            f"which step of job {spec.name} is the latest is not known{silent_text}: bring its agent back, or name a "
-            f"step ('everstep checkpoints {spec.name}{control.option}' lists them)"
+            f"the latest step of job {spec.name} is not known{silent_text}. Start the agent again, or name a step "
+            f"('everstep checkpoints {spec.name}{control.option}' lists them)"
         )
     try:
         at = None if step == LATEST else step
@@ -104,31 +104,31 @@ async def check_step(
     except CheckpointError as error:
         raise ConfigError(f"job {spec.name} cannot start from there: {error}{silent_text}") from error
     if step == LATEST and (unknown := unlisted(held)):
-        seen_text = f": the newest that can be seen is step {restore.step}" if restore.step > 0 else ""
+        newest = f". The newest step elsewhere is {restore.step}" if restore.step > 0 else ""
         raise ConfigError(
-            f"which step of job {spec.name} is the latest is not known, {unknown[0]}{seen_text}. Bring it back, or "
-            f"name a step ('everstep checkpoints {spec.name}{control.option}' lists them)"
+            f"the latest step of job {spec.name} is not known: {unknown[0]}{newest}. Make the storage available again, "
+            f"or name a step ('everstep checkpoints {spec.name}{control.option}' lists them)"
         )
     if restore.step < 1:
         raise ConfigError(
-            f"job {spec.name} has no step to go on from: {restore.reason}. Without --resume-from it starts anew"
+            f"job {spec.name} has no step to continue from: {restore.reason}. Without --resume-from it starts at step 0"
         )
     return restore.step, restore.reason
 
 
 def unlisted(held: Sequence[StateCopy]) -> list[str]:
-    """Why disks or remote storage could not be listed; for remote storage the listing of one machine is enough."""
+    """Why disks or remote storage could not be listed; for remote storage, the listing by one machine is enough."""
     remote = any(copy.tier is Tier.REMOTE and not copy.unlisted for copy in held)
     return [copy.reason for copy in held if copy.unlisted and not (remote and copy.tier is Tier.REMOTE)]
 
 
 def checked_path(path: Path) -> str:
-    """The absolute path of a checkpoint's folder; whether the machines see it is checked when the job starts.
+    """The absolute path of a checkpoint's folder. Whether the machines have it is checked when the job starts.
 
     Raises:
         ConfigError: its name is not that of a checkpoint.
     """
-    absolute = os.path.abspath(path.expanduser())  # noqa: PTH100 - links stay: machines may resolve them otherwise
+    absolute = os.path.abspath(path.expanduser())  # noqa: PTH100 - keeps links, which may differ on machines
     if folder_of(absolute) is None:
         raise ConfigError(
             f"--resume-path {path} is not the folder of a checkpoint: name one such as /disk/gpt/step-000000120"

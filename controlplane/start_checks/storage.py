@@ -1,4 +1,4 @@
-"""Checks on machines before a job starts: storage for checkpoints, and variables."""
+"""Checks on the machines, before a job starts, whether they can write checkpoints and have its variables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from everstep.model.machine import Machine
 
 ASKING_S = 15.0
-"""A machine that does not answer within this time is left out of the check, seconds."""
+"""A machine that does not answer within this time is not checked, seconds."""
 
 
 async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Machine]) -> None:
-    """Let every machine of a job try ``disk_path`` and ``remote_url``, and look for the variables of ``env_from``.
+    """Let every machine of a job test ``disk_path`` and ``remote_url``, and check for the variables in ``env_from``.
 
     Raises:
-        ConfigError: a machine cannot write there or lacks a variable; the message says which and why.
+        ConfigError: a machine cannot write there, or lacks a variable; the message names the machine and why.
     """
     policy = spec.checkpoint
     asked = policy.disk and bool(policy.disk_path or policy.remote_url)
@@ -54,14 +54,14 @@ async def check_storage(control: Control, spec: JobSpec, machines: Sequence[Mach
 
 
 def refusal(job: str, problems_of: Mapping[str, Sequence[str]]) -> str:
-    """The error message: each problem once, with the machines that have it."""
-    having: dict[str, list[str]] = defaultdict(list)
+    """The error message: each problem once, with the machines that report it."""
+    machines_of: dict[str, list[str]] = defaultdict(list)
     for machine, problems in problems_of.items():
         for problem in problems:
-            having[problem].append(machine)
-    texts = [f"{problem} (seen from {_seen_from(machines, len(problems_of))})" for problem, machines in having.items()]
-    return f"job {job} is not started, its checkpoints could not be written: {'; '.join(texts)}"
-
-
-def _seen_from(machines: Sequence[str], all_machines: int) -> str:
-    return f"all {all_machines} machines" if len(machines) == all_machines > 1 else listed(machines)
+            machines_of[problem].append(machine)
+    count = len(problems_of)
+    texts = [
+        f"{problem} (reported by {f'all {count} machines' if len(machines) == count > 1 else listed(machines)})"
+        for problem, machines in machines_of.items()
+    ]
+    return f"job {job} is not started, since its checkpoints could not be written: {'; '.join(texts)}"

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from everstep.decisions.act.ladder.paths import PATHS
 
-AFTER = {
+WORDS = {
     "reattempt": "launch again",
     "diagnose": "test the machines",
     "rollback": "earlier code",
     "replay": "replay in groups",
 }
-"""Each rung in two or three words."""
+"""Rung → its text in the chart."""
 
 
 def diagram() -> str:
-    """The decision as a flow chart (mermaid)."""
+    """The paths of the ladder as a flow chart in mermaid."""
     return "\n".join(["flowchart TD", '  failed(["the job is stopped"]) --> q0', *_lines(), *_ends()])
 
 
@@ -28,13 +28,13 @@ def _lines() -> Iterator[str]:
         else:
             yield f'  q{number}{{"{path.when.replace("`", "")}?"}} -- yes --> p{number}_0'
             yield f"  q{number} -- no --> q{number + 1}"
-        for place, rung in enumerate(path.rungs):
-            after = f"p{number}_{place + 1}" if place + 1 < len(path.rungs) else "limits"
-            looks = rung in {"diagnose", "replay"}
-            arrow = "-- nobody is at fault -->" if looks else "-- fails again -->"
-            yield f'  p{number}_{place}["{AFTER[rung]}"] {arrow} {after}'
-            if looks:
-                yield f"  p{number}_{place} -- a machine is at fault --> evict"
+        for index, rung in enumerate(path.rungs):
+            after = f"p{number}_{index + 1}" if index + 1 < len(path.rungs) else "limits"
+            judges = rung in {"diagnose", "replay"}
+            arrow = "-- no machine is at fault -->" if judges else "-- fails again -->"
+            yield f'  p{number}_{index}["{WORDS[rung]}"] {arrow} {after}'
+            if judges:
+                yield f"  p{number}_{index} -- a machine is at fault --> evict"
 
 
 def _ends() -> Iterator[str]:

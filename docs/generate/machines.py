@@ -1,4 +1,4 @@
-"""What is known of machines: inspections, Xids, diagnostic tests."""
+"""The pages about machines: inspections, Xids, diagnostic tests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from everstep.model import xid
 
 
 def inspections() -> str:
-    """Every inspection with its reasons."""
+    """All inspections with their reason codes."""
     parts = [
         paragraph(
             "[Inspections](../concepts/inspections.md) explains verdict, owner, remedy and *sure*.",
-            "The settings have [a page of their own](inspection-settings.md). Every inspection can report",
+            "Their settings are on [another page](inspection-settings.md). Every inspection can report these reasons:",
         ),
         reasons((UNABLE, HANGS)),
     ]
     for kind in INSPECTIONS:
         found = [reason for reason in kind.reasons if reason not in xid.REASONS]
         every = f"{kind.limits_type.model_fields['interval_s'].get_default():g}"
-        beside = "; [Xids](xids.md) have a page of their own" if len(found) < len(kind.reasons) else ""
-        parts.append(f"## `{kind.name}`\n\n{sentence(kind.inspects)} Every {every} s{beside}.")
+        more = " [Xids](xids.md) are on another page." if len(found) < len(kind.reasons) else ""
+        parts.append(f"## `{kind.name}`\n\n{sentence(kind.inspects)} It runs every {every} s.{more}")
         parts += [reasons(found)] if found else []
     return "\n\n".join(parts)
 
@@ -37,10 +37,10 @@ def inspection_settings() -> str:
     parts = [
         paragraph(
             "The file of `everstep agent --monitor` has a table for each inspection, `[gpu]` for example.",
-            "Every inspection has these settings, and its own below.",
+            "Every inspection has these settings; the sections below list its own settings.",
         ),
         settings(Limits),
-        f"## A program of your own: `[[check]]`\n\n{settings(CheckLimits, without=('off',))}",
+        f"## Your own program: `[[check]]`\n\n{settings(CheckLimits, without=('off',))}",
     ]
     for kind in INSPECTIONS:
         if own := settings(kind.limits_type, without=Limits.model_fields):
@@ -49,11 +49,11 @@ def inspection_settings() -> str:
 
 
 def xids() -> str:
-    """Every Xid with its owner."""
+    """All Xids with their owners."""
     intro = paragraph(
         "The inspection `kernel-log` reads these lines of the kernel log, and the classifier reads them in logs.",
         "The reason code is `xid-` and the number; the class of a log line is that of the kind.",
-        "What a program on the GPU causes is unknown, and its owner is the code.",
+        "For Xids that a program on the GPU causes, the verdict is unknown and the owner is the code.",
     )
     rows = [
         (", ".join(map(str, row.codes)), row.means, code(row.kind.code), _verdict(row.kind), row.kind.owner, row.remedy)
@@ -69,14 +69,14 @@ def _verdict(kind: xid.XidKind) -> str:
 
 
 def diagnostic_tests() -> str:
-    """Which tests follow which symptom, and every test with its reasons."""
+    """The tests that follow each symptom, and all tests with their reason codes."""
     parts = [
         paragraph(
             "[Diagnostic tests](../concepts/diagnostic-tests.md) explains how they are run and compared.",
-            "The settings have [a page of their own](diagnostic-settings.md). Every test can report",
+            "Their settings are on [another page](diagnostic-settings.md). Every test can report these reasons:",
         ),
         reasons(COMMON),
-        f"Only a comparison of machines can report\n\n{reasons(JUDGED)}",
+        f"Only a comparison of machines can report these reasons:\n\n{reasons(JUDGED)}",
         f"## Which tests follow which symptom\n\nThe first row that fits counts.\n\n{_choices()}",
         *(f"## `{kind.name}`\n\n{sentence(kind.does)}\n\n{reasons(kind.reasons)}" for kind in TESTS),
     ]
@@ -87,8 +87,8 @@ def diagnostic_settings() -> str:
     """Settings of all tests."""
     parts = [
         paragraph(
-            "`everstep diagnose --set TEST.NAME=VALUE` changes a setting. A job file does the same for its incidents",
-            "([policy](policy.md)). Every test has",
+            "`everstep diagnose --set TEST.NAME=VALUE` changes a setting. A job file sets it for the job's incidents",
+            "([policy](policy.md)). Every test has these settings:",
         ),
         settings(DiagnosticLimits),
     ]

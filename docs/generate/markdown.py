@@ -1,4 +1,4 @@
-"""Markdown, and what the code says of itself in the docstrings below its names."""
+"""Makes markdown from values, and from the docstrings of fields and constants in the code."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def cell(value: object) -> str:
-    """A value as one line of text in which no bar ends the cell."""
+    """A value as one line of text for a cell of a table, with bars escaped."""
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
 def first_paragraph(text: str | None) -> str:
-    """The beginning of a docstring, in one line."""
+    """The first paragraph of a docstring, in one line."""
     return " ".join((text or "").split("\n\n")[0].split())
 
 
 def paragraph(*sentences: str) -> str:
-    """Sentences, in lines as long as those of the other pages."""
+    """A paragraph of sentences, in lines of up to 110 characters."""
     return textwrap.fill(" ".join(sentences), 110, break_long_words=False, break_on_hyphens=False)
 
 
 def code(text: object) -> str:
-    """A name of the code."""
+    """A name in the code, in backticks; an empty name stays empty."""
     return f"`{text}`" if str(text) else ""
 
 
 def sentence(text: str) -> str:
-    """A line of the code as a sentence: a capital letter, and a full stop."""
+    """A text from the code as a sentence, with a capital letter and a full stop."""
     text = " ".join(text.split())
     return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".?!…" else ".")
 
 
 def value_of(field: FieldInfo) -> str:
-    """The default of a setting."""
+    """The default of a setting as text."""
     default = field.get_default(call_default_factory=True)
     if field.is_required():
         return "required"
@@ -62,7 +62,7 @@ def value_of(field: FieldInfo) -> str:
 
 
 def descriptions(owner: type[Any] | ModuleType) -> dict[str, str]:
-    """Name → the first paragraph of the docstring below it, of a class, its bases, or a module."""
+    """Name → the first paragraph of the docstring below it, in a class with its bases, or in a module."""
     if isinstance(owner, ModuleType):
         return dict(_below(ast.parse(inspect.getsource(owner)).body))
     found: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _below(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def settings(model: type[BaseModel], without: Iterable[str] = ()) -> str:
-    """The fields of a model as a table, each with its default and what it means."""
+    """The fields of a model as a table, each with its default and its meaning."""
     below = descriptions(model)
     fields = [(name, field) for name, field in model.model_fields.items() if name not in set(without)]
     rows = [(code(name), value_of(field), sentence(field.description or below.get(name, ""))) for name, field in fields]
@@ -92,7 +92,7 @@ def settings(model: type[BaseModel], without: Iterable[str] = ()) -> str:
 
 
 def reasons(found: Iterable[Reason]) -> str:
-    """What an inspection or a test can find."""
+    """The reason codes of an inspection or a test, as a table."""
     rows = [
         (code(one.code), f"{one.verdict}{', sure' if one.sure else ''}", one.owner, one.remedy, one.means)
         for one in found

@@ -62,9 +62,9 @@ def test_a_file_names_machines_and_the_last_ones_are_standbys(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("gpu-1", "gpu-0"), "name gpu-0 stands there 2 times"),
-        (("10.0.4.2:7070", "10.0.4.1:7070"), "address 10.0.4.1:7070 stands there 2 times"),
-        (("standbys = 1", "standbys = 3"), "standbys = 3 leaves none of 3 machines for jobs"),
+        (("gpu-1", "gpu-0"), "name gpu-0 is listed 2 times"),
+        (("10.0.4.2:7070", "10.0.4.1:7070"), "address 10.0.4.1:7070 is listed 2 times"),
+        (("standbys = 1", "standbys = 3"), "standbys = 3: none of the 3 machines is left for jobs"),
         (("standbys = 1", 'standbys = "1"'), "standbys = '1': Input should be a valid integer"),
         (("10.0.4.1:7070", "10.0.4.1"), "machine[1].address = '10.0.4.1': give host:port, e.g. 10.0.4.17:7070"),
         (("10.0.4.1:7070", "10.0.4.1:99999"), "machine[1].address = '10.0.4.1:99999': give host:port"),
@@ -136,7 +136,7 @@ async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
     spec = JobSpec(name="gpt", script="/x.py", machines=2)
 
     assert [machine.name for machine in await choose_machines(control, spec)] == ["gpu-0", "gpu-1"]
-    with pytest.raises(ConfigError, match=r"asks for 3 machines and the inventory has 2 \(standbys apart\): add some"):
+    with pytest.raises(ConfigError, match=r"needs 3 machines, and the inventory has 2 without the standbys: add some"):
         await choose_machines(control, spec.model_copy(update={"machines": 3}))
     with pytest.raises(ClusterError, match="--inventory or EVERSTEP_INVENTORY"):
         await choose_machines(NoJobs(None), spec)
@@ -164,13 +164,13 @@ async def test_a_job_gets_no_machine_that_an_operator_takes_out_of_its_run_befor
     pool.machines["gpu-0"] = pool.machines["gpu-0"].model_copy(update=wanted_out)
     assert await chosen(tmp_path, pool, running=()) == ["gpu-1", "spare.1"]
     pool.machines["gpu-1"] = pool.machines["gpu-1"].model_copy(update={"job": "bert"})
-    with pytest.raises(ConfigError, match="gpu-0 is taken out by ada; gpu-1 is of job bert"):
+    with pytest.raises(ConfigError, match="gpu-0 is evicted by ada; gpu-1 is in use by job bert"):
         await chosen(tmp_path, pool)
 
 
 async def test_a_job_gets_no_machine_that_another_one_has(tmp_path: Path) -> None:
     pool = pool_of(gpu_0="active bert", gpu_1="free", spare_1="standby")
-    wanted = r"asks for 2 machines and 1 is free: gpu-0 is of job bert; spare.1 is standby; wait"
+    wanted = r"needs 2 machines, and 1 is free: gpu-0 is in use by job bert; spare.1 is standby. Wait"
     with pytest.raises(ConfigError, match=wanted):
         await chosen(tmp_path, pool)
     assert await chosen(tmp_path, pool, machines=1) == ["gpu-1"]
@@ -197,7 +197,7 @@ async def test_machines_are_asked_who_they_are() -> None:
     await pool.close()
 
     assert fine.problem == ""
-    assert other.problem == f"the agent at {machines[1].address} is gpu-9: correct one of the two names"
+    assert other.problem == f"the agent at {machines[1].address} has the name gpu-9: correct one of the two names"
     assert "did not answer" in silent.problem
 
 

@@ -24,5 +24,5 @@ async def test_a_refusal_is_shown_without_the_class_of_the_error() -> None:
     control = cast(Control, SimpleNamespace(client=SimpleNamespace(get_workflow_handle=lambda _: handle)))
 
     with pytest.raises(ConfigError) as refused:
-        await ask(control, "job/gpt", "update", None, who="job gpt", missing="there is no job gpt")
+        await ask(control, "job/gpt", "update", None, name="job gpt", missing="there is no job gpt")
     assert str(refused.value) == "v1 runs already"

@@ -32,7 +32,7 @@ def test_a_problem_is_told_once_however_its_numbers_change_and_once_when_it_is_o
     )
     assert lines == [
         "checkpoints: disk on m0: step 30 is not on disk: no space left, 2 MB free",
-        "checkpoints: disk on m0: in order again",
+        "checkpoints: disk on m0: copies succeed again",
     ]
 
 
@@ -64,7 +64,7 @@ def test_many_machines_make_one_line() -> None:
     )
     assert lines == [
         "checkpoints: disk on m0, m1, m2, m3 and 996 more machines: /x does not exist on m0",
-        "checkpoints: disk on m0, m1, m2, m3 and 996 more machines: in order again",
+        "checkpoints: disk on m0, m1, m2, m3 and 996 more machines: copies succeed again",
     ]
 
 
@@ -117,6 +117,6 @@ def test_ranks_that_drift_apart_are_told_with_what_helps() -> None:
     def said(steps: int) -> str:
         return problems_of(pb.RankProgress(saved=pb.SavedState(apart=steps)))["steps"]
 
-    assert said(12).startswith("ranks drift up to 12 steps apart, and their slots have no step in common by themselves")
+    assert said(12).startswith("ranks drift up to 12 steps apart")
     assert "slots =" not in said(12), "a file has no more than 8"
-    assert said(5).endswith("ranks that meet more often, or slots = 7")
+    assert said(5).endswith("communicate more often, or set slots = 7")

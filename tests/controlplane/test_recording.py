@@ -72,11 +72,11 @@ GOOD = {"machine": "m0", "time_ns": NOW, "findings": []}
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "no JSON: Expecting property name enclosed in double quotes (column 2)"),
-        ('{"machine": "m0", "silent_s": NaN}', "no JSON: NaN is no number"),
-        ("[" * 100_000, "no JSON: "),
-        ("[]", "a list, and each line is one event: jq -c '.[]' makes lines of it"),
-        ("7", "no object: expected e.g. "),
+        ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
+        ('{"machine": "m0", "silent_s": NaN}', "not JSON: NaN is not a number"),
+        ("[" * 100_000, "not JSON: "),
+        ("[]", "expected one event, not a list: jq -c '.[]' writes the events as lines"),
+        ("7", "expected an object, e.g. "),
         (json.dumps({"time_ns": NOW, "findings": []}), "machine: field required"),
         (json.dumps(GOOD | {"machine": ""}), "machine: string should have at least 1 character"),
         (json.dumps(GOOD | {"findings": [{"inspection": "gpu"}]}), "findings.0.reason: field required"),
@@ -84,8 +84,8 @@ GOOD = {"machine": "m0", "time_ns": NOW, "findings": []}
         ('{"machine": "m0", "silent_s": 1e999}', "silent_s: input should be a finite number"),
         (json.dumps(GOOD | {"time_ns": -1}), "time_ns and now_ns: expected nanoseconds since 1970"),
         (json.dumps(GOOD | {"time_ns": 0, "now_ns": 1 << 70}), "time_ns and now_ns: expected nanoseconds since 1970"),
-        ('{"machine": "m0"}', "it says nothing of the machine: expected findings, finding, silent_s or stepping"),
-        ('{"machine": "m\udcff"}', "no UTF-8 text (byte 14)"),
+        ('{"machine": "m0"}', "no fact about the machine: expected findings, finding, silent_s or stepping"),
+        ('{"machine": "m\udcff"}', "not UTF-8 text (byte 14)"),
     ],
 )
 def test_what_is_wrong_with_a_line(tmp_path: Path, line: str, problem: str) -> None:

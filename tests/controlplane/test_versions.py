@@ -63,7 +63,10 @@ def test_a_folder_is_sent_as_what_it_holds(job: Job, tmp_path: Path) -> None:
 
 def test_what_is_not_here_workers_look_for(job: Job) -> None:
     request, note = job.asked(code="/nowhere/at/all")
-    assert (request.made, note) == (None, "there is no /nowhere/at/all here: workers read it, as they see it")
+    assert (request.made, note) == (
+        None,
+        "there is no folder /nowhere/at/all here: a worker reads it, as the worker sees it",
+    )
     job.url = ""
     request, note = job.asked(code=str(job.folder))
     assert (request.made, "EVERSTEP_VERSIONS is not set here" in note) == (None, True)

@@ -48,7 +48,7 @@ async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(
             while len(await control.jobs()) < 3:  # noqa: ASYNC110 - visibility comes a moment later
                 await asyncio.sleep(0.05)
             lines = {line.name: line for line in await job_lines(control)}
-            with pytest.raises(ClusterError, match=r"bad says what this release cannot read.*everstep stop bad.*order"):
+            with pytest.raises(ClusterError, match=r"cannot read the answer of bad.*everstep stop bad.*order"):
                 await job_report(control, "bad")
             later = await job_report(control, "later")
             running = await job_report(control, "good")
@@ -77,7 +77,7 @@ async def test_a_server_that_is_another_cluster_s_is_told_as_such(temporal: Clie
     lost = Client(temporal.service_client, namespace="everstep-elsewhere", data_converter=temporal.data_converter)
     async with Control(lost, None) as control:
         for asked in (control.jobs(), control.state("gpt"), control.run_of("gpt")):
-            with pytest.raises(ClusterError, match="is another one: it has no namespace everstep-else"):
+            with pytest.raises(ClusterError, match="has no namespace everstep-elsewhere, so it is not the server"):
                 await asked
 
 

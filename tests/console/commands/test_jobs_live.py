@@ -371,7 +371,7 @@ def test_steps_are_repeated_bit_for_bit_with_the_code_that_ran_them(everstep: Ev
     code, out, err = outcome(everstep("run", path, "--version", "2", "--resume-from", str(resume)))
     assert code == 0, f"{out}{err}"
     assert "code: v2 (" in out
-    assert "repeats nothing" not in out
+    assert "do not repeat its steps" not in out
     again = losses(everstep)
     assert again == first
     assert (min(again), len(again)) == (resume, 600 - resume)

@@ -136,7 +136,7 @@ def test_what_the_ledger_does_not_know_is_unknown(url: str, capsys: pytest.Captu
     code, out, _ = call(capsys, "--ledger", url)
     assert code == 0
     assert [line.split()[4:7] for line in out.splitlines() if line.endswith("  unknown")] == [["unknown"] * 3]
-    assert "note: job gpt, run 1: its ETTR and lost time are unknown: the ledger has no end of it" in out
+    assert "note: job gpt, run 1: its ETTR and lost time are unknown: the ledger does not have its end" in out
     # An incident of which nothing but an entry is there is of no known day.
     assert "1 incident, 2 runs of jobs" in out
     assert "no machine was evicted" in out

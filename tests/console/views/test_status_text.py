@@ -124,10 +124,10 @@ def test_a_job_knows_whether_it_was_launched() -> None:
 @pytest.mark.parametrize(
     ("steps", "url", "said"),
     [
-        ([[10, 20], [10]], "", "step 10 on disk; its memory was given back (everstep checkpoints gpt)"),
-        ([[10], [10]], "s3://b", "step 10 on disk, and what is at s3://b; its memory"),
-        ([[10], []], "", "no step of all ranks on disk; its memory"),
-        ([[10], None], "", "no step of all ranks that can be seen on disk; its memory"),
+        ([[10, 20], [10]], "", "step 10 on disk; its memory was freed (everstep checkpoints gpt)"),
+        ([[10], [10]], "s3://b", "step 10 on disk, and any copies at s3://b; its memory"),
+        ([[10], []], "", "no common step on disk; its memory"),
+        ([[10], None], "", "no common step on disk, but not every disk could be listed; its memory"),
     ],
 )
 async def test_what_is_on_disk_is_looked_up(steps: list[list[int] | None], url: str, said: str) -> None:

@@ -119,11 +119,14 @@ def test_the_table_checkpoint_is_read_from_all_sources(folder: Path) -> None:
     [
         (
             'disk = false\nremote_url = "s3://bucket/runs"',
-            "checkpoint.remote_url = 's3://bucket/runs' in job.toml: what goes there is copied from disk",
+            "checkpoint.remote_url = 's3://bucket/runs' in job.toml: copies for remote storage are made from disk",
         ),
         ("backup_rate_mb_s = inf", "checkpoint.backup_rate_mb_s = inf in job.toml: expected a finite number"),
-        ("disk_every_min = 0", "checkpoint.disk_every_min = 0 in job.toml: nothing would ever be written to disk"),
-        ('remote_url = "gcss://bucket"', "nobody knows the protocol gcss: did you mean gcs://?"),
+        (
+            "disk_every_min = 0",
+            "checkpoint.disk_every_min = 0 in job.toml: no checkpoint would ever be written",
+        ),
+        ('remote_url = "gcss://bucket"', "there is no protocol gcss: did you mean gcs://?"),
         ('remote_url = "nonsense-of-mine://x"', "use a URL such as s3://bucket/runs or file:///mnt/runs"),
     ],
 )
@@ -148,16 +151,19 @@ def test_what_fits_together_is_taken(folder: Path, lines: str) -> None:
     [
         ('evict.mode = "shdow"', "policy.evict.mode = 'shdow' in job.toml: expected one of act, approve, shadow, off"),
         ("evict.mode = 5", "policy.evict.mode = 5 in job.toml: "),
-        ('evict.rules = { gone-machin = "off" }', "gone-machin is no rule that evicts: did you mean gone-machine?"),
-        ('evict.rules = { unknown-verdict = "act" }', "unknown-verdict is no rule that evicts: there are sure-machine"),
+        ('evict.rules = { gone-machin = "off" }', "gone-machin is not a rule that evicts: did you mean gone-machine?"),
+        (
+            'evict.rules = { unknown-verdict = "act" }',
+            "unknown-verdict is not a rule that evicts: there are sure",
+        ),
         ('evict.rules = { gone-machine = "on" }', "gone-machine: expected one of act, approve, shadow, off"),
         (
             'ladder.modes = { reattempt = "off" }',
-            "reattempt is no rung that can be held back: there are diagnose, rollback",
+            "reattempt is not a rung whose mode can be set: there are diagnose, rollback",
         ),
         ('ladder.modes = { diagnose = "on" }', "diagnose: expected one of act, approve, shadow, off"),
-        ('diagnose.off = ["bitwize"]', "bitwize is no test: did you mean bitwise?"),
-        ("diagnose.settings = { bits = { seconds = 5 } }", "bits is no test: did you mean bitwise?"),
+        ('diagnose.off = ["bitwize"]', "bitwize is not a test: did you mean bitwise?"),
+        ("diagnose.settings = { bits = { seconds = 5 } }", "bits is not a test: did you mean bitwise?"),
     ],
 )
 def test_a_rule_mode_rung_or_test_that_nobody_knows_is_told(folder: Path, lines: str, expected: str) -> None:
@@ -214,24 +220,24 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
     assert lines[0] == f"the job file {folder}/gpt-small.toml has {len(lines) - 1} problems:"
     for expected in (
         "unknown key 'machnes' in gpt-small.toml: did you mean 'machines'?",
-        "unknown key 'stall_factor' in gpt-small.toml: it is called 'policy.hang.factor'",
+        "unknown key 'stall_factor' in gpt-small.toml: it is now called 'policy.hang.factor'",
         "unknown key 'policy.max_atempts' in gpt-small.toml: did you mean 'policy.retry.max_attempts'?",
-        "unknown key 'policy.machines' in gpt-small.toml: it belongs above [policy], at the top",
-        "unknown key 'policy.stall_floor_s' in gpt-small.toml: it is called 'policy.hang.floor_s'",
-        "unknown key 'policy.storage_tries' in gpt-small.toml: it belongs under [policy.storage] as 'tries'",
+        "unknown key 'policy.machines' in gpt-small.toml: move it to the top of the file, above [policy]",
+        "unknown key 'policy.stall_floor_s' in gpt-small.toml: it is now called 'policy.hang.floor_s'",
+        "unknown key 'policy.storage_tries' in gpt-small.toml: move it under [policy.storage] as 'tries'",
         "unknown key 'policy.hang.idle_flor_s' in gpt-small.toml: did you mean 'policy.hang.idle_floor_s'?",
-        "unknown key 'policy.hang.round_s' in gpt-small.toml: it belongs under [policy.slow]",
+        "unknown key 'policy.hang.round_s' in gpt-small.toml: move it under [policy.slow]",
         "unknown key 'policy.nan.nan_loss_steps' in gpt-small.toml: did you mean 'policy.nan.loss_steps'?",
         f"script in gpt-small.toml: there is no file {folder}/trian.py; did you mean train.py?",
         "name = 'Bad Name' in gpt-small.toml: 'Bad Name' is not a job name: "
         "use up to 30 of a-z, 0-9 and '-', e.g. 'gpt-small'",
         "args[1] = 300 in gpt-small.toml: expected text: put it in quotes",
         "env.A = 1 in gpt-small.toml: expected text: put it in quotes",
-        "unknown key 'checkpoint_slots' in gpt-small.toml: it belongs under [checkpoint] as 'slots'",
-        "unknown key 'disk_keep' in gpt-small.toml: it belongs under [checkpoint]",
+        "unknown key 'checkpoint_slots' in gpt-small.toml: move it under [checkpoint] as 'slots'",
+        "unknown key 'disk_keep' in gpt-small.toml: move it under [checkpoint]",
         "checkpoint.slots = 99 in gpt-small.toml: expected at most 8",
         "unknown key 'checkpoint.overlp' in gpt-small.toml: did you mean 'checkpoint.overlap'?",
-        "unknown key 'checkpoint.max_attempts' in gpt-small.toml: it belongs under [policy.retry]",
+        "unknown key 'checkpoint.max_attempts' in gpt-small.toml: move it under [policy.retry]",
         "checkpoint.backup = 1 in gpt-small.toml: expected true or false",
         "policy.retry.backoff_factor = 0.5 in gpt-small.toml: expected at least 1.0",
         "policy.hang.floor_s = 'x' in gpt-small.toml: expected a number",
@@ -333,7 +339,7 @@ def test_variables_of_the_machines_are_only_named(folder: Path) -> None:
 def test_secrets_in_env_are_warned_of_and_never_shown(folder: Path) -> None:
     text = 'env = {HF_TOKEN = "hf_abc", OMP_NUM_THREADS = "1", TOKENIZERS_PARALLELISM = "false"}\n'
     [warning] = env_warnings(load_job(job_file(folder, GOOD + text), environment={}))
-    assert warning.startswith("HF_TOKEN in env goes in clear into Temporal's history")
+    assert warning.startswith("HF_TOKEN in env is stored unencrypted in Temporal's history")
     assert "env_from" in warning and "hf_abc" not in warning
     assert env_warnings(load_job(job_file(folder, GOOD + text + "redact = []\n"), environment={})) == []
     message = told(job_file(folder, GOOD + "env = {HF_TOKEN = 12345}\n"))

@@ -33,7 +33,7 @@ def test_it_grows_to_what_it_may_have(home: Path, commands: Commands) -> None:
     assert running.items() <= local.processes(grown).items(), "nobody else was started anew"
     assert {machine.address for machine in grown.machines} <= set(ClusterPlan.load(grown.home).addresses)
 
-    with pytest.raises(ClusterError, match="4 machines at most"):
+    with pytest.raises(ClusterError, match="at most 4 machines"):
         grow(NAME, 5)
     again = local.up(NAME, machines=1, standbys=1, workers=1, commands=commands)
     assert again == grown, "a later 'up' knows of them"

@@ -46,5 +46,5 @@ def test_what_is_listened_to_is_not_chosen() -> None:
 
 
 def test_an_address_that_is_not_this_computer_s_has_no_port() -> None:
-    with pytest.raises(OSError, match="no free port"):
+    with pytest.raises(OSError, match="no port is free"):
         ports.Claims().choose("192.0.2.1")

@@ -30,20 +30,20 @@ def test_a_process_that_is_killed_again_and_again_has_to_wait(trial: Trial) -> N
     """As where memory runs out: started at once for ever, it would take what is left of the machine."""
     trial.plan(worker(program="import os; os.kill(os.getpid(), 9)"))
     assert trial.start() == 0
-    assert holds(lambda: "died quickly 4 times in a row: started again in 0.4 s" in trial.log(), PATIENCE_S)
+    assert holds(lambda: "died quickly 4 times in a row: restarting it in 0.4 s" in trial.log(), PATIENCE_S)
 
 
 def test_a_signal_without_a_name_is_a_death_like_any_other(trial: Trial) -> None:
     trial.plan(worker(program="import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"))
     assert trial.start() == 0
-    assert holds(lambda: "started again in" in trial.log(), PATIENCE_S)
+    assert holds(lambda: "restarting it in" in trial.log(), PATIENCE_S)
     assert f"killed by signal {signal.SIGRTMIN + 3}" in trial.log()
 
 
 def test_a_process_that_ends_at_once_again_and_again_has_to_wait(trial: Trial) -> None:
     trial.plan(worker(program="raise SystemExit(3)"))
     assert trial.start() == 0
-    assert holds(lambda: "died quickly 4 times in a row: started again in 0.4 s" in trial.log(), PATIENCE_S)
+    assert holds(lambda: "died quickly 4 times in a row: restarting it in 0.4 s" in trial.log(), PATIENCE_S)
     assert "exited with code 3" in trial.log()
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_plan_stops_nothing(trial: Trial) -> None:
     assert trial.start() == 0
     (trial.home / "plan.json").write_text("{")
     cluster_processes.send(trial.state.supervisor, signal.SIGHUP)
-    assert holds(lambda: "going on with the old plan" in trial.log(), PATIENCE_S)
+    assert holds(lambda: "keeping the old plan" in trial.log(), PATIENCE_S)
     assert cluster_processes.identify(trial.pid("worker-0"))
 
 

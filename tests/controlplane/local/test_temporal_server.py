@@ -79,7 +79,7 @@ def test_a_server_that_is_too_old_is_passed_over_aloud(bare: Path) -> None:
     program(bare / "bin", "1.24.0")
     said: list[str] = []
     assert temporal_server.find(said.append).binary == cached
-    assert "passed over: server 1.24.0" in said[0]
+    assert "is not used: its server is 1.24.0" in said[0]
 
 
 def test_without_any_way_the_error_names_every_way(bare: Path) -> None:

@@ -51,7 +51,7 @@ def test_what_is_out_of_the_ordinary_is_named_with_its_ranks() -> None:
     report = metrics_report([rank(0, loss=bad), rank(1), rank(2), rank(3, loss=over, **slow)], TOPOLOGY)
 
     assert report is not None and report.noted == [
-        "the loss is NaN or infinite since step 8 (rank 0)",
+        "the loss has been NaN or infinite since step 8 (rank 0)",
         "the loss was NaN or infinite 1 times, and is finite again (rank 3)",
         "the loss jumped at step 4: 7.2 times its median (rank 3)",
         "steps take 0.5 s since step 5, 0.25 s before (rank 3)",

@@ -26,7 +26,7 @@ def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
     assert saved_lines(report) == [
         (
             "saved",
-            "step 120 in own memory; 118 at the peers (3 behind); 100 on disk, 1 min 0 s old (step 128 comes)",
+            "step 120 in own memory; 118 at the peers (3 behind); 100 on disk, 1 min 0 s old (next: step 128)",
         )
     ]
 
@@ -107,7 +107,7 @@ def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
     assert (report.own_step, report.own_newest, report.apart) == (None, 14, 12)
     assert saved_short(report) == "-/14/-"
     (_, said), (_, problem) = saved_lines(report)[:2]
-    assert said.startswith("no step of all ranks (the slowest rank is at 14) in own memory; ")
+    assert said.startswith("no common step of all ranks (the slowest rank is at 14) in own memory; ")
     assert problem.startswith("ranks drift up to 12 steps apart")
 
     aligned = drifting()

@@ -89,20 +89,20 @@ def test_it_runs_what_was_recorded_by_number_or_id(by: str, recorded: Recorded) 
 )
 def test_what_did_not_run_at_that_step_is_no_repeat(number: int, step: int, repeats: bool, recorded: Recorded) -> None:
     said = "\n".join(recorded.started(str(number), step).notes)
-    assert ("repeats nothing" not in said) is repeats
+    assert ("do not repeat its steps" not in said) is repeats
     if not repeats and number == 1:
         assert "ran from step 0 to 20, from step 40 on" in said
 
 
 def test_other_packages_are_told(recorded: Recorded) -> None:
     [_, warning] = recorded.started("1").notes
-    assert warning.startswith("warning: packages differ from those with which it was made: torch 1.0 -> ")
+    assert warning.startswith("warning: packages have changed since the version was recorded: torch 1.0 -> ")
 
 
 def test_an_older_run_is_reached_by_the_id_alone(recorded: Recorded) -> None:
     older, recorded.known = recorded.id(2), None
-    assert "it ran no step: what begins at step 30" in "".join(recorded.started(older, 30).notes)
-    with pytest.raises(ConfigError, match="the last run of gpt has no v2; it is not known which there are"):
+    assert "this version ran no step, so the steps from 30 on" in "".join(recorded.started(older, 30).notes)
+    with pytest.raises(ConfigError, match="the last run of gpt has no v2; the versions of its last run are not known"):
         recorded.started("2")
 
 
@@ -123,7 +123,7 @@ def test_what_is_not_there_is_told_with_what_is(recorded: Recorded) -> None:
     with pytest.raises(ConfigError, match=r"version 0000000 of job gpt is not in the store .*; there are v1"):
         recorded.started("0000000")
     for nonsense in ("", "0", "latest", "ABCDEF0", "-1", "3.5", "abc"):
-        with pytest.raises(ConfigError, match="is no version: give its number"):
+        with pytest.raises(ConfigError, match="is not a version: give its number"):
             recorded.started(nonsense)
 
 
@@ -151,5 +151,5 @@ def test_what_ran_in_place_cannot_be_repeated(recorded: Recorded) -> None:
 
 def test_the_store_has_to_be_known() -> None:
     control: Any = SimpleNamespace(versions_url="")
-    with pytest.raises(ConfigError, match="set EVERSTEP_VERSIONS to what the workers have"):
+    with pytest.raises(ConfigError, match="set EVERSTEP_VERSIONS to the value that the workers have"):
         asyncio.run(recorded_version(control, SPEC, "1", None))

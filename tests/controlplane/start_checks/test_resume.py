@@ -103,7 +103,7 @@ async def test_a_running_job_is_not_started_again() -> None:
 async def test_checkpoints_of_other_sizes_are_not_taken_for_ones_of_these() -> None:
     other = SPEC.model_copy(update={"ranks_per_machine": 2, "tp": 2})
 
-    with pytest.raises(ConfigError, match="saved with other sizes: 2,2,2,1,pp-dp-tp then and 2,1,1,1,pp-dp-tp now"):
+    with pytest.raises(ConfigError, match="saved with other sizes: 2,2,2,1,pp-dp-tp, and now it has 2,1,1,1,pp-dp-tp"):
         await earlier_run(FakeControl(JobState(spec=other, machines=MACHINES)), SPEC)  # type: ignore[arg-type]
 
 
@@ -139,21 +139,19 @@ async def test_what_the_last_run_had_disowned_is_not_gone_on_from() -> None:
 async def test_there_is_no_latest_where_no_step_is_complete() -> None:
     with pytest.raises(ConfigError, match=r"no step has a copy of every rank: .* lacks rank"):
         await checked("latest", [[20], [10]])
-    with pytest.raises(ConfigError, match="has no step to go on from: no rank has a checkpoint"):
+    with pytest.raises(ConfigError, match="has no step to continue from: no rank has a checkpoint"):
         await checked("latest", [[], []])
 
 
 async def test_nobody_knows_the_latest_while_a_machine_is_silent() -> None:
-    with pytest.raises(ConfigError, match="not known; m1 does not answer: bring its agent back, or name a step"):
+    with pytest.raises(ConfigError, match=r"not known; m1 does not answer\. Start the agent again, or name a step"):
         await checked("latest", [[10], None])
 
 
 async def test_nobody_knows_the_latest_while_a_disk_cannot_be_listed() -> None:
     steps, unlisted = [[10, 20], [10]], "/mnt/runs cannot be listed: no answer"
 
-    with pytest.raises(
-        ConfigError, match="/mnt/runs cannot be listed: no answer: the newest that can be seen is step 10"
-    ):
+    with pytest.raises(ConfigError, match=r"/mnt/runs cannot be listed: no answer\. The newest step elsewhere is 10"):
         await checked("latest", steps, unlisted=unlisted)
     assert (await checked(10, steps, unlisted=unlisted))[0] == 10
 
@@ -165,7 +163,7 @@ def test_a_step_is_a_number_or_the_latest(text: str, step: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "last", "1.5", "٣"])
 def test_what_names_no_step_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no step: give its number, from 1 on, or latest"):
+    with pytest.raises(ConfigError, match="is not a step: give a number of 1 or more, or 'latest'"):
         parse_step(text)
 
 

@@ -34,7 +34,7 @@ def job(**policy: Any) -> JobSpec:
 async def test_a_job_is_refused_with_what_and_where() -> None:
     agents = agents_with([], ["disk_path /mnt/x does not exist: make it, or mount it"], None)
 
-    with pytest.raises(ConfigError, match=r"gpt is not started.*/mnt/x does not exist: make it.*\(seen from m1\)"):
+    with pytest.raises(ConfigError, match=r"gpt is not started.*/mnt/x does not exist: make it.*\(reported by m1\)"):
         await check(agents, job(disk_path="/mnt/x"))
     assert agents[0].asked("check_storage")[0].disk_path == "/mnt/x"
 
@@ -53,4 +53,4 @@ async def test_nobody_is_asked_where_nothing_is_set(policy: dict[str, Any]) -> N
 def test_what_all_machines_say_is_said_once() -> None:
     said = refusal("gpt", {f"m{index}": ["no driver"] for index in range(1000)} | {"m7": ["no driver", "full"]})
     assert said.count("no driver") == 1
-    assert "no driver (seen from all 1000 machines); full (seen from m7)" in said
+    assert "no driver (reported by all 1000 machines); full (reported by m7)" in said
