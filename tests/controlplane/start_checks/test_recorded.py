@@ -131,7 +131,7 @@ def test_an_id_that_is_cut_too_short_is_asked_for_again(recorded: Recorded, tmp_
     folder = tmp_path / "versions/jobs/gpt"
     [file, _] = sorted(folder.iterdir())
     (folder / (file.name[:8] + "0" * 56 + file.name[64:])).write_bytes(file.read_bytes())
-    with pytest.raises(VersionStoreError, match="is damaged: it is of another version"):
+    with pytest.raises(VersionStoreError, match="is damaged: its content is another version"):
         recorded.started(file.name[:8])
 
 
