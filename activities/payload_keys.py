@@ -22,7 +22,7 @@ ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 KEY_BYTES, NONCE_BYTES = 32, 12
 IN_THREAD_FROM = 64 * 1024
-"""Payloads of at least this size are encrypted in a thread, so that the event loop is not blocked, bytes."""
+"""The size from which a thread encrypts and decrypts a payload, bytes; so the event loop is not blocked."""
 
 
 class Keys:

@@ -61,7 +61,7 @@ class Reopening:
         state = self._state
         state.closed_outside += 1
         state.hold = hold_reason(incident_workflow_id(state.spec.name, number), left)
-        # The same generation may have been reported again meanwhile: there is one incident per generation.
+        # One incident per generation: another report of this generation, which may have come meanwhile, is dropped.
         later = [pending for pending in state.pending if pending.generation != state.generation]
         state.pending = [anomaly.model_copy(update={"generation": state.generation}), *later]
 

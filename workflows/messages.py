@@ -21,11 +21,11 @@ from everstep.model.replay import GroupRun
 
 M = TypeVar("M", bound=BaseModel)
 NEEDS_A_STEP = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
-"""Symptoms that only a generation has which completed a step."""
+"""Symptoms that are possible only after the generation completed a step."""
 
 
 class ReplayCarried(Model):
-    """The state of a replay from its earlier runs."""
+    """The state that a replay hands on when it continues as new."""
 
     repeat: int
     """The number of repeats of both phases so far."""

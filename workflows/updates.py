@@ -1,5 +1,6 @@
-"""Updates of a job's code: they are requested by a signal or an update, made, tried on the machines, and then due.
+"""New versions of a running job's code.
 
+A version is requested by a signal or by an update of Temporal. Then it is made and tried on the machines, and then due.
 The job's workflow applies due updates by an incident; any other incident includes the pending updates. If the job
 continues as new while a version is made or tried, the next run begins that again.
 """
@@ -66,7 +67,7 @@ class Updates:
         return answer.text
 
     def check(self, request: UpdateRequest) -> None:
-        """Refuse an impossible request, without a trace.
+        """Refuse an impossible request; the job's state is not changed.
 
         Raises:
             ValueError: the message says why and what to do.
@@ -86,7 +87,7 @@ class Updates:
 
     @property
     def under_way(self) -> bool:
-        """Return whether a version is made or tried, whose result a continue-as-new would lose."""
+        """Return whether a continue-as-new would lose work: making or trying a version, or notifying the incident."""
         return bool(self._under_way or self._notifying)
 
     def anomaly(self) -> Anomaly:

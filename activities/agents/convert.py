@@ -80,7 +80,7 @@ def checkpoint_options(spec: JobSpec, *, reshard_from: str = "") -> pb.Checkpoin
 
 
 def backup_peers(assignment: Assignment[Machine], placement: Placement, machine: int) -> list[pb.BackupPeer]:
-    """Return where the machine with an index sends the backups of its ranks."""
+    """Return where a machine sends the backups of its ranks; ``machine`` is its index in the job."""
     peers = []
     for rank in assignment.topology.ranks(machine):
         peer = placement.peers[rank]
@@ -95,7 +95,7 @@ def program_of(spec: JobSpec, env: Mapping[str, str]) -> pb.Program:
 
     Args:
         spec: The job's specification.
-        env: The environment, beyond the variables that each machine reads itself.
+        env: The environment, without the variables that each machine takes from its own environment or file.
     """
     return pb.Program(
         script=spec.script,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 MARGIN_S = 15.0
-"""The extra time for an agent's answer beside the time of its storage, seconds."""
+"""The time that an agent's answer may take beyond the time limit of its storage, seconds."""
 
 
 class FindCheckpoints(Activity[Evidence]):

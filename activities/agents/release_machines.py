@@ -64,5 +64,5 @@ class ReleaseMachines(Activity[int]):
         )
         if silent or dying:
             left = {"machines": silent, "dying": dying}
-            activity.logger.warning("at the release, machines were silent or still had killed ranks", extra=left)
+            activity.logger.warning("at the release, machines were silent, or killed ranks had not ended", extra=left)
         return sum(done.values())

@@ -34,13 +34,12 @@ class EventWriter:
         """Accept an observation.
 
         Returns:
-            A future that is done once the ledger has the event; it must not be acknowledged before.
+            A future that is done once the ledger has the event. Until then the observation must not be acknowledged.
         """
         written: Written = asyncio.get_running_loop().create_future()
         self.waiting += 1
-        self._queue.put_nowait(
-            (event_of(observation), written)
-        )  # the agents limit how many observations they keep, and so this queue
+        # The queue has no limit of its own: the agents limit how many observations they keep.
+        self._queue.put_nowait((event_of(observation), written))
         return written
 
     async def run(self) -> None:

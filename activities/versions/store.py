@@ -139,12 +139,12 @@ class VersionStore:
         return [self._read(name, data) for name, data in sorted(found.items())]
 
     async def keep(self, job: str, version: CodeVersion) -> None:
-        """Keep a stored version: its record and code are not removed within a day.
+        """Keep a stored version: its record and code stay for at least a day from now (``prune.YOUNG_S``).
 
         Raises:
             VersionStoreError: its code was removed, or is damaged.
         """
-        await self.put(job, version, None)  # first: code that a record names is not removed
+        await self.put(job, version, None)  # before the check: the new record protects the code from removal
         (await self.code(version.code)).close()
 
     async def prune(self, job: str, needed: Collection[str]) -> Prunable:
@@ -157,7 +157,7 @@ class VersionStore:
         try:
             return await self._do(lambda: self._prune(job, needed), "remove unneeded versions", limit_s=PRUNE_S)
         except VersionStoreError as error:
-            log.warning("versions that are not needed stay", reason=str(error))
+            log.warning("unneeded versions are not removed", reason=str(error))
             return Prunable([], [])
 
     def _read(self, name: str, data: bytes) -> CodeVersion:
@@ -270,7 +270,7 @@ class VersionStore:
 
 
 def _record(job: str, version: CodeVersion) -> str:
-    """Return the name of a record, which has the digest of its code, so that pruning need not read the records."""
+    """Return the name of a record. The name contains the digest of the code, so pruning need not read the records."""
     return f"{job}/{version.id}.{version.code or IN_PLACE}{RECORD}"
 
 

@@ -1,6 +1,6 @@
-"""The agent's end of the process from which tests are forked: asks, waits for so long, and ends all that does not end.
+"""The agent's side of the process from which tests are forked: requests a test, awaits its result, kills late tests.
 
-It blocks, and is used in one thread at a time, but for :meth:`DiagnosisProcess.end`, which any thread may call.
+The methods block, and only one thread at a time may call them; any thread may call :meth:`DiagnosisProcess.end`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from everstep.model.finding import Reason
 
 MODULE = "agent.diagnoser.child"
 START_S = 60.0
-"""To start and to import torch, seconds; the time that a test has begins after that."""
+"""The time limit for the start and the imports, seconds; the time limit of a test begins after that."""
 DIES_S = 2.0
 """Processes that were killed have this long to be gone, seconds."""
 ERROR_BYTES = 2000
-"""Longest part of its error output that is reported."""
+"""The last line of the error output is taken from this many bytes at its end."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A process that has started such threads cannot be forked from, and bits depend on their number."""
+"""Numerical libraries start no threads: a process with such threads cannot be forked, and the bits of results depend on
+their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,14 @@ class DiagnosticRequest:
     bench: Mapping[str, Any]
     """Fields of :class:`agent.diagnoser.diagnostic.Bench`."""
     within_s: float
-    """It is killed after this time, seconds."""
+    """The test is killed after this time, seconds."""
 
 
 class DiagnosisProcess:
     """One process at a time, started when it is needed.
 
     Args:
-        command: Another program, for tests of this.
+        command: Another program than ``MODULE``, for unit tests of this class.
     """
 
     def __init__(self, command: Sequence[str] = ()) -> None:
@@ -70,8 +71,8 @@ class DiagnosisProcess:
         """Run a test to its end.
 
         Args:
-            request: Which one.
-            waits_at: Called with the port at which it waits for another machine.
+            request: The test to run.
+            waits_at: Called with the port at which the test waits for another machine.
         """
         if stuck := self._stuck():
             return _told(request, UNABLE, f"process {stuck[0]} of an earlier test was killed and waits in the kernel")
@@ -107,14 +108,14 @@ class DiagnosisProcess:
                 self._process.wait(DIES_S)
 
     def close(self) -> None:
-        """End the process and close its files; while no test runs."""
+        """End the process and close its files. It must not be called while a test runs."""
         self.end()
         self._discard()
 
     def _discard(self) -> None:
-        """Give back what an ended process had."""
+        """Close the files of a process that was ended."""
         if self._process is not None:
-            self._process.poll()  # one that took long to die is collected
+            self._process.poll()  # reap it, if it was not dead yet when it was ended
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe:
                     pipe.close()
@@ -157,8 +158,10 @@ class DiagnosisProcess:
         return self._process
 
     def _answers(self, process: subprocess.Popen[bytes], within_s: float) -> Iterator[dict[str, Any]]:
-        """Its messages, up to the end of the test; ``{"silent": …}`` once the time is over, nothing more once it is
-        gone."""
+        """Yield the messages of the process, up to the end of the test.
+
+        When the time is over, ``{"silent": True}`` is the last message. When the process is gone, no message follows.
+        """
         assert process.stdout
         unread, descriptor, poll = b"", process.stdout.fileno(), select.poll()
         poll.register(descriptor, select.POLLIN)

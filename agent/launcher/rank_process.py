@@ -144,7 +144,7 @@ def generation_marker(rank: int, generation: int) -> str:
 
 
 def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
-    """Connect to the rendezvous store once before the script does; it listens before any rank is forked.
+    """Connect to the rendezvous store once before the script does. The store listens before any rank is forked.
 
     Only the first rank of each machine does this, for all its ranks: this saves the store thousands of connections.
 
@@ -201,7 +201,10 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
 
 
 def _failed(report: Any, status: int) -> None:
-    """Remove the mark that the training loop was left: an error leaves the loop too, and the end may take long."""
+    """Remove the mark that the training loop was left.
+
+    An error leaves the loop too. With the mark, the rank would count as finished until it ends, which may take long.
+    """
     if report is not None and status:
         report.unmark("loop_left")
 
@@ -263,14 +266,14 @@ def warn_of_ignored(read: Mapping[str, str | None]) -> None:
     late = sorted(name for name, value in read.items() if os.environ.get(name) != value and name not in _APPLIED)
     if late:
         print(
-            f"everstep: {', '.join(late)}: torch was imported before this rank was forked, and reads this only then. "
-            "Set it in the environment of the agents",
+            f"everstep: {', '.join(late)}: torch was imported before this rank was forked, and reads such "
+            "variables only at its import. Set them in the environment of the agents",
             file=sys.stderr,
         )
 
 
 def fit_torch() -> None:
-    """Apply this rank's environment to settings that torch and numpy read at import, or share with the server."""
+    """Apply this rank's environment to what torch and numpy read at import, and seed the generators anew."""
     import numpy.random
     import torch
     import torch.distributed

@@ -61,7 +61,7 @@ def planned(request: DrillRequest, spec: JobSpec, plan: Path, cluster: DrillClus
     if request.waits_at_hold:
         holds = [_hold(plan, 0, request.hold_step, "step")]
     elif (at_step := request.strike_hold) is not None:
-        # All ranks wait, before a collective that would let other ranks complete the step.
+        # All ranks wait at the begin of the step: if some waited after a collective, others could complete the step.
         holds = [_hold(plan, rank, at_step, "begin") for rank in range(spec.topology().world_size)]
     return Planned(plan, ranks, outside, cluster.worker_plan, workers, holds)
 

@@ -21,7 +21,7 @@ class JobOptions(BaseModel):
     ranks_per_machine: int | None = Field(None, ge=1, description="Ranks on each machine. Default: 2.")
     tp: int | None = Field(None, ge=1, description="Tensor-parallel size. Default: 2.")
     pp: int | None = Field(None, ge=1, description="Pipeline-parallel size. Default: 2.")
-    mesh: str = Field("", description="All axes of the mesh instead, such as dp_replicate=2,dp_shard=2.")
+    mesh: str = Field("", description="All axes of the mesh, in place of tp and pp, e.g. dp_replicate=2,dp_shard=2.")
     groups: list[str] = Field(
         default_factory=list,
         description="A group laid over axes, such as ep=4:dp_shard+tp.",

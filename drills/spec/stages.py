@@ -18,7 +18,7 @@ from activities.pool.requests import AwaitStandbys, ReplaceMachines
 from activities.write_to_ledger import WriteConclusion
 
 BEFORE_AN_UPDATE = {"make": MakeVersion.name, "try": CheckVersion.name}
-"""Stage in which the job prepares an update, before an incident applies it → its activity."""
+"""Name of a stage → its activity. In these stages the job prepares an update, before an incident applies it."""
 STAGES = {
     **BEFORE_AN_UPDATE,
     "align": AlignRanks.name,
@@ -37,7 +37,7 @@ STAGES = {
     "launch": LaunchRanks.name,
     "confirm": ConfirmSteps.name,
 }
-"""Stage → its activity. Of the stage ``decide`` it is the activity that records the decision, and of ``rollback`` the
+"""Name of a stage → its activity. For ``decide`` it is the activity that records the decision, and for ``rollback`` the
 launch of the earlier code."""
 REPORT = "report"
 """The stage in which a watcher reports a fault to the job; the job workflow's update has the same name."""

@@ -1,4 +1,4 @@
-"""Computes the digest of a state, which is equal in two runs that are equal bit for bit."""
+"""Computes the digest of a state. Two runs that are equal bit for bit have equal digests."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Wire:
         return length
 
     def set_patience(self, seconds: float) -> None:
-        """Set how many seconds the other side may make no progress."""
+        """Set the number of seconds without progress after which the other side counts as silent."""
         set_patience(self._socket, seconds)
 
     def cut(self) -> None:
@@ -151,7 +151,7 @@ class Wire:
 
 
 class Greeting:
-    """The server's side of a handshake: collects the client's bytes, which arrive in pieces, up to its first message.
+    """The server's side of a handshake: collects the client's bytes, in pieces, until the first message is complete.
 
     Args:
         random: Returns the requested number of random bytes.

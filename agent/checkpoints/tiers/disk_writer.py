@@ -32,7 +32,7 @@ from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
 
 SHUT_PATIENCE_S = 5.0
-"""Stop waits this long for a file that counts already; a disk that hangs longer is left alone."""
+"""Stop waits at most this long, seconds, for a file that is just getting its final name: the disk may hang."""
 
 logger = structlog.get_logger()
 
@@ -196,7 +196,7 @@ class DiskWriter:
         return next_disk_step(held, every=every, stride=self._stride, asked=self._asked, done=self._done)
 
     def _make_way(self) -> None:
-        """End a step that is only due if a requested step can be written now."""
+        """If a requested step can be written now, end a step that is written only because it is due."""
         if self._step is None or self._step.number in self._asked or not self._asked:
             return
         if self._choose(every=0).step is not None:
@@ -303,7 +303,7 @@ class DiskWriter:
         step.left.discard(rank)
         step.bytes += header.payload_bytes
         if not step.left:
-            # These come before the report of the last rank's file, which implies them.
+            # First this, then the report of the last rank's file: its readers rely on this state.
             self._done = max(self._done, step.number)
             self._retention.wrote(step.number)
             self._asked.discard(step.number)

@@ -1,4 +1,4 @@
-"""Opens and shuts the lower tiers without waiting for a disk that hangs."""
+"""Opens and shuts the lower tiers, disk and remote storage, without waiting for a disk that hangs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.slots.format import SlotHeader
 OPEN_S = 5.0
 """A launch waits this long for the disk, seconds; then its ranks are started without the lower tiers."""
 AGAIN_S = 5.0
-"""Time between two attempts to open the tiers, e.g. because the disk is full, seconds."""
+"""The time from a failed attempt to open the tiers, e.g. on a full disk, to the next attempt, seconds."""
 SILENT = "the disk does not answer"
 
 logger = structlog.get_logger()
@@ -52,7 +52,7 @@ class TiersWithTimeout:
             self._tiers.on_saved(rank, header)
 
     def shut(self) -> None:
-        """Stop writing, which has ended when this returns."""
+        """Stop writing. When this returns, nothing is written any more."""
         with self._lock:
             self._wanted = None
             self._lock.notify_all()
@@ -61,7 +61,7 @@ class TiersWithTimeout:
             self._tiers.shut()
 
     def _work(self) -> None:
-        """Open the wanted generation, which may change while the disk hangs; failures are repeated."""
+        """Open the wanted generation, which may change while the disk hangs; a failed attempt is repeated."""
         while launch := self._next():
             try:
                 self._tiers.open(launch)

@@ -20,7 +20,7 @@ DAMAGED = Reason(
     "gpu-copy-damaged", "bytes that are copied to a GPU and back arrive changed", remedy=Remedy.REPLACE, sure=True
 )
 FAILED = Reason("gpu-copy-failed", "nothing can be copied to a GPU", remedy=Remedy.RESET_GPU, verdict=Health.UNKNOWN)
-SLOW = Reason("gpu-copy-slow", "copies to a GPU are far slower than to the machine's others", remedy=Remedy.REPLACE)
+SLOW = Reason("gpu-copy-slow", "copies to a GPU are far slower than to the machine's other GPUs", remedy=Remedy.REPLACE)
 
 
 class GpuCopyLimits(DiagnosticLimits):
@@ -39,7 +39,7 @@ class GpuCopyTest(DiagnosticTest):
 
     name: ClassVar[Diagnostic] = Diagnostic.GPU_COPY
     does: ClassVar[str] = (
-        "copies bytes to each GPU and back; compared, timed, and held against the machine's other GPUs"
+        "copies bytes to each GPU and back, and compares the bytes, and the speed with that of the machine's other GPUs"
     )
     reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED, FAILED, SLOW)
     limits_type: ClassVar[type[DiagnosticLimits]] = GpuCopyLimits

@@ -1,4 +1,4 @@
-"""NVIDIA's own diagnostics, where they are installed: DCGM's tests by level, and EUD."""
+"""NVIDIA's own diagnostics, where they are installed: DCGM's tests by level, and EUD (Extended Utility Diagnostics)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SETUP = Reason(
     source="DCGM: error severity 5",
 )
 SHARE = 0.9
-"""Share of the test's time that the program has; the rest is for setting clocks back."""
+"""The share of the test's time limit that the program gets; in the rest the GPUs' clocks are restored."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
@@ -52,7 +52,7 @@ class DcgmTestLimits(DiagnosticLimits):
     """Limits of DCGM's diagnostics."""
 
     deadline_s: float = Field(default=300.0, gt=0)
-    """It is killed after this time, seconds; level 2 takes about two minutes."""
+    """The test is killed after this time, seconds; level 2 takes about two minutes."""
     command: str = "dcgmi"
     """The program, on PATH or with its path."""
     run: str = "2"
@@ -65,7 +65,7 @@ class EudTestLimits(DcgmTestLimits):
     """Limits of EUD."""
 
     deadline_s: float = Field(default=1200.0, gt=0)
-    """It is killed after this time, seconds."""
+    """The test is killed after this time, seconds."""
     run: str = "eud"
     """Name of the test."""
 
@@ -74,7 +74,7 @@ class DcgmTest(DiagnosticTest):
     """Runs ``dcgmi diag``."""
 
     name: ClassVar[Diagnostic] = Diagnostic.DCGM
-    does: ClassVar[str] = "DCGM's own diagnostics of the GPUs, where DCGM is installed; clocks are set back after them"
+    does: ClassVar[str] = "DCGM's own diagnostics of GPUs, where it is installed; GPU clocks are restored after them"
     reasons: ClassVar[tuple[Reason, ...]] = (BAD, RESET, REPORTED, SETUP, CLOCKS)
     limits_type: ClassVar[type[DiagnosticLimits]] = DcgmTestLimits
 
@@ -102,13 +102,14 @@ class DcgmTest(DiagnosticTest):
         return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
 
     def _findings(self, report: DcgmReport) -> list[Finding]:
-        """The findings about each part; a part that could not be tested changes none about another."""
+        """Return the findings about each part. They do not depend on whether other parts could be tested."""
         found: dict[tuple[str, str], list[DcgmFailure]] = {}
         for failure in report.failures:
             found.setdefault((_reason(failure).code, failure.part), []).append(failure)
         return [self._of_part(part, several) for (_, part), several in found.items()]
 
     def _of_part(self, part: str, failures: list[DcgmFailure]) -> Finding:
+        # DCGM numbers GPUs in its own way.
         reason, item = _reason(failures[0]), f"{part} of DCGM" if part else ""
         if reason is UNABLE:
             return self._unable(item, f"{NO_VERDICT_IDS[failures[0].error]}: {failures[0].text}")
@@ -120,10 +121,10 @@ class DcgmTest(DiagnosticTest):
 
 
 class EudTest(DcgmTest):
-    """Runs EUD through DCGM; it needs root, and its package."""
+    """Runs EUD through DCGM. EUD needs root, and its package must be installed."""
 
     name: ClassVar[Diagnostic] = Diagnostic.EUD
-    does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, where it is installed; clocks are set back after it"
+    does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, where it is installed; GPU clocks are restored after it"
     limits_type: ClassVar[type[DiagnosticLimits]] = EudTestLimits
 
 
@@ -132,7 +133,7 @@ def _reason(failure: DcgmFailure) -> Reason:
 
 
 def _clocks() -> dict[str, GpuClocks]:
-    """How the GPUs are set; none: nothing can say it."""
+    """Return the clocks and power limits of each GPU; empty: they cannot be read."""
     if shutil.which(COMMAND) is None:
         return {}
     try:

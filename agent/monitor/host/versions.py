@@ -23,7 +23,7 @@ class VersionsLimits(Limits):
 
 
 class VersionsInspection(Inspection):
-    """Versions of kernel, GPU driver and everstep. It finds nothing: which of two machines is odd is a comparison."""
+    """Versions of kernel, GPU driver and everstep. It has no findings: only a comparison shows which is odd."""
 
     name: ClassVar[str] = "versions"
     inspects: ClassVar[str] = "versions that should be the same everywhere"
@@ -31,7 +31,7 @@ class VersionsInspection(Inspection):
     limits_type: ClassVar[type[Limits]] = VersionsLimits
 
     def inspect(self) -> InspectionResult:
-        """Read them."""
+        """Read the versions."""
         facts = {"kernel": platform.release(), "python": platform.python_version(), "everstep": everstep.__version__}
         if found := DRIVER.search(nvidia_driver(self.site.proc)):
             facts["nvidia driver"] = found[1]

@@ -1,8 +1,8 @@
 """The detection of hangs: no rank completes a step any more.
 
-The number of seconds without a step that are a hang depends on samples of the ranks. A rank whose process is stopped
-(state T) hangs the job at once. If all ranks are stopped, the job was paused on purpose, which is no hang. Ranks are
-stopped and continued one after the other, which takes some time.
+After how many seconds without a step a job counts as hung depends on samples of its ranks. A rank whose process is
+stopped (state T) hangs the job at once. If all ranks are stopped, the job was paused on purpose, which is no hang.
+Ranks are stopped and continued one after the other, so the rule waits until that is done.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SAMPLES_APART_S = (1.0, 10.0)
 TWO_SAMPLES_S = 0.5
 """The time that two samples need, seconds; if they need longer, a hang is reported later."""
 SAMPLE_AGAIN = 2.0
-"""The ranks are sampled again when the job has made no step for this many times as long as at the last sample."""
+"""The ranks are sampled again when the time without a step is this many times the time at the last sample."""
 
 
 def hang_unseen_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang if samples show nothing.
+    """Return after how many seconds without a step a job counts as hung if samples show nothing.
 
     It is the paper's ten minutes, or more if steps or pauses of this job were long.
     """
@@ -34,7 +34,7 @@ def hang_unseen_s(facts: JobFacts) -> float:
 
 
 def hang_seen_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang if samples show that all ranks wait for idle ranks.
+    """Return after how many seconds without a step a job counts as hung if samples show that all wait for idle ranks.
 
     It is never longer than :func:`hang_unseen_s`, and equal to it until the duration of a step is known, since the
     watcher may have begun to watch the job in a usual pause.
@@ -51,7 +51,7 @@ def _learnt_hang_seen_s(facts: JobFacts) -> float:
 
 
 def bound_s(facts: JobFacts) -> float:
-    """Return the seconds without a step that are a hang, by the samples of the ranks."""
+    """Return after how many seconds without a step the job counts as hung, by the samples of its ranks."""
     if facts.hang_check is None:
         return hang_unseen_s(facts)
     match facts.hang_check.sign:
@@ -122,8 +122,8 @@ HANG = Rule(
 
 
 CONTINUED_S = 2.0
-"""Agents report within this time, seconds, that a rank was continued. Then all ranks that were continued together are
-known."""
+"""Agents report within this time, seconds, that a rank was continued. After this time all ranks that were continued
+together are known."""
 
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:

@@ -57,7 +57,7 @@ class DoubtFacts:
     """The facts about a stopped job's copies."""
 
     held: Sequence[StateCopy]
-    """The copies of the job's own line; those that failed are marked as not valid."""
+    """The copies of the job's own lineage; copies whose restore failed are marked as not valid."""
     unreached: Sequence[StateCopy]
     """Copies among ``held`` that are not valid only because they are out of reach."""
     evidence: Evidence

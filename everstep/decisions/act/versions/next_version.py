@@ -36,7 +36,7 @@ def next_version(
     """Return the newest pending version, or else the version to which the running version is rolled back.
 
     Args:
-        book: The versions of the job, with the failure counted.
+        book: The versions of the job, in which the current failure is counted already.
         failure: The current failure.
         policy: The limits.
         explained: A machine is to blame.
