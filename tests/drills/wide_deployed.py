@@ -43,10 +43,16 @@ def undisturbed(deployed: Deployed) -> Losses:
     return read(path)
 
 
+def pid_of_a_rank(deployed: Deployed, job: str) -> int:
+    """The process of a rank of the second machine, whose agent may need a moment to answer."""
+    found = deployed.until(job, lambda found: bool(found["machines"][1]["ranks"]))
+    pid: int = found["machines"][1]["ranks"][0]["pid"]
+    return pid
+
+
 def kill_a_rank(deployed: Deployed, job: str) -> None:
     """From outside, as the kernel might."""
-    machines = deployed.status(job)["machines"]
-    os.kill(machines[1]["ranks"][0]["pid"], signal.SIGKILL)
+    os.kill(pid_of_a_rank(deployed, job), signal.SIGKILL)
 
 
 def went_on(deployed: Deployed, job: str, incidents: int) -> None:
@@ -87,7 +93,7 @@ def test_two_faults_while_the_ledger_is_away(deployed: Deployed, undisturbed: Lo
 def test_all_workers_die_and_a_rank_does_before_they_are_back(deployed: Deployed, undisturbed: Losses) -> None:
     path = deployed.start_job("workers-die")
     deployed.trained(path, 8)
-    pid = deployed.status("workers-die")["machines"][1]["ranks"][0]["pid"]
+    pid = pid_of_a_rank(deployed, "workers-die")
     deployed.kill_workers()
     os.kill(pid, signal.SIGKILL)
     time.sleep(3.0)
