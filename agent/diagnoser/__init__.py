@@ -1,1 +1,1 @@
-"""Diagnostic tests of a machine whose ranks are stopped: each in a process of its own, bounded in time."""
+"""Diagnostic tests of a machine whose ranks are stopped; each runs in a process of its own, with a deadline."""

@@ -1,4 +1,4 @@
-"""All diagnostic tests. A new test needs a file and a line here."""
+"""The list of all diagnostic tests. A new test needs a file of its own and a line here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TESTS: tuple[type[DiagnosticTest], ...] = (
     AllGatherTest,
     NicTest,
 )
-"""In the order in which they are run by default: tests between machines come last."""
+"""All tests, in the order in which they run by default: tests between machines run last."""
 
 
 def known_tests() -> dict[str, type[DiagnosticTest]]:
@@ -66,15 +66,15 @@ def limits_named(name: str, settings: str) -> DiagnosticLimits:
         return kind.model_validate(json.loads(settings) if settings else {})
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        setting = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            known = ", ".join(sorted(kind.model_fields))
-            raise ConfigError(f"the test {name} has no setting {place!r}; there are {known}") from None
-        said = first["msg"].removeprefix("Value error, ")
-        where = f"{place} is {first.get('input')!r}: " if place else ""
-        raise ConfigError(f"the test {name}: {where}{said}") from None
+            names = ", ".join(sorted(kind.model_fields))
+            raise ConfigError(f"the test {name} has no setting {setting!r}; there are {names}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        value = f"{setting} is {first.get('input')!r}: " if setting else ""
+        raise ConfigError(f"the test {name}: {value}{message}") from None
     except ValueError as error:
-        raise ConfigError(f"the test {name}: its settings are no JSON: {error}") from None
+        raise ConfigError(f"the test {name}: its settings are not JSON: {error}") from None
 
 
 def diagnostic_reasons() -> Iterable[str]:

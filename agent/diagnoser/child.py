@@ -1,9 +1,9 @@
-"""The process from which tests are forked: their imports are loaded once, and each test leaves nothing behind.
+"""The process from which tests are forked, so that their imports are loaded once and a test leaves nothing behind.
 
 Each input line is a test to run: ``{"test": …, "settings": …, "bench": …}``. The process answers with lines of JSON:
 ``{"begun": pid}``, ``{"waits_at": port}`` from a test that waits for another machine, ``{"result": …}``, and
-``{"ended": status}`` once the test's process is gone. It ends, with all processes that it started, when its input
-is closed.
+``{"ended": status}`` when the test's process has ended. When its input is closed, the process ends with all processes
+that it started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everstep.model.diagnosis import DiagnosticResult
 
 PR_SET_PDEATHSIG = 1
 VARIABLE = "EVERSTEP_DIAGNOSIS"
-"""With a value of its own for each such process: whatever was started by it is found by that."""
+"""Environment variable with a different value for each such process; it marks the processes that it starts."""
 REQUEST_BYTES = 1 << 16
 
 
@@ -44,7 +44,7 @@ class ForkingTester:
         self._unread = b""
 
     def serve(self) -> None:
-        """Run tests until the agent is gone."""
+        """Run tests until the agent has ended."""
         while (line := self._next()) is not None:
             self._carry_out(json.loads(line))
 
@@ -58,7 +58,7 @@ class ForkingTester:
         return line
 
     def _carry_out(self, request: dict[str, Any]) -> None:
-        gc.disable()  # nearly all imported objects stay: collecting garbage would be a quarter of the time
+        gc.disable()  # nearly all imported objects are kept, so collecting garbage would waste a quarter of the time
         for module in kind_named(request["test"]).imports:
             importlib.import_module(module)
         gc.collect()
@@ -73,7 +73,7 @@ class ForkingTester:
         poll.register(self._requests, select.POLLIN)
         while ended not in dict(poll.poll()):
             more = os.read(self._requests, REQUEST_BYTES)
-            if not more:  # the agent is gone
+            if not more:  # the agent has ended
                 end_all()
             self._unread += more
         os.close(ended)
@@ -98,10 +98,10 @@ class ForkingTester:
         )
         test = kind_named(name)(bench, limits_named(name, request["settings"]))
         try:
-            found = test.run()
+            result = test.run()
         except (CannotInspect, OSError, ImportError) as error:
-            found = test.result(test.finding(UNABLE, text=f"{UNABLE.means}: {error}"))
-        return found.model_copy(update={"seconds": time.monotonic() - began})
+            result = test.result(test.finding(UNABLE, text=f"{UNABLE.means}: {error}"))
+        return result.model_copy(update={"seconds": time.monotonic() - began})
 
     def _say(self, answer: dict[str, Any]) -> None:
         data = json.dumps(answer).encode() + b"\n"
@@ -116,7 +116,7 @@ def end_all() -> None:
 
 
 def main() -> None:
-    """Serve on the standard input and output; the tests' own output goes to the standard error."""
+    """Serve on standard input and output; the output of the tests goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.dup(1)
     os.dup2(2, 1)

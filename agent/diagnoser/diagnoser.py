@@ -1,4 +1,4 @@
-"""Diagnoses of this machine: one at a time, followed by those that ask for it, ended when a job needs the machine."""
+"""Runs diagnoses of this machine, one at a time, streams their results, and ends them when a job needs the machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Finding
 
 KEPT = 16
-"""Diagnoses whose results are kept, to be asked for again."""
+"""Number of diagnoses whose results are kept, so that a repeated request gets them again."""
 ABANDONED_S = 15.0
-"""A diagnosis that is not followed for so long is ended, seconds: its worker died, and no other worker asks."""
+"""A diagnosis that no client follows for this long is ended, seconds: its worker has died."""
 WARM_S = 60.0
-"""The process that has torch imported is kept for so long after a test, seconds: the next round comes soon."""
+"""How long the process with torch is kept after a test, seconds, because further tests may follow soon."""
 
 logger = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class DiagnosisRun:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
     problem: str = ""
-    """Why it ended before its time."""
+    """Why it was ended early; empty: it was not."""
     followers: int = 0
     abandoned: asyncio.TimerHandle | None = None
 
@@ -62,10 +62,10 @@ class Diagnoser:
     """Runs tests on one machine.
 
     Args:
-        machine: Its name.
-        host: On which the agent listens.
-        folder: On the disk that is tested.
-        sockets: Variables for gloo and NCCL that name the interface.
+        machine: Name of the machine.
+        host: Address on which the agent listens.
+        folder: Folder on the disk that is tested.
+        sockets: Environment variables for gloo and NCCL that name the network interface.
     """
 
     def __init__(self, machine: str, host: str, folder: Path, sockets: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class Diagnoser:
         self._running: DiagnosisRun | None = None
         self._task: asyncio.Task[None] | None = None
         self._cooling: asyncio.TimerHandle | None = None
-        if are_kept(folder):  # the agent before was killed in a test
+        if are_kept(folder):  # an earlier agent was killed during a test
             self._thread.submit(self._set_back, Diagnostic.EUD)
 
     @property
@@ -96,8 +96,8 @@ class Diagnoser:
         if request.request_id and (known := self._runs.get(request.request_id)):
             return known
         if self._running is not None:
-            asked = self._running.request.request_id or "somebody without a request id"
-            raise AgentError(f"a diagnosis runs here already, for {asked}: one at a time")
+            running = self._running.request.request_id or "without an id"
+            raise AgentError(f"another diagnosis is running on this machine (request {running}): one at a time")
         run = self._running = DiagnosisRun(request)
         if request.request_id:
             self._runs[request.request_id] = run
@@ -136,13 +136,13 @@ class Diagnoser:
                 run.abandoned = asyncio.get_running_loop().call_later(patience_s, self._abandon, run)
 
     async def end(self, why: str) -> None:
-        """End what runs, and wait until its processes are gone."""
+        """End the running diagnosis, and wait until its processes are gone."""
         if self._cooling:
             self._cooling.cancel()
         run, task = self._running, self._task
         if run is not None:
             run.problem = why
-            # What is over is asked for again: it was not finished.
+            # It is not finished, so a repeated request must run it again.
             self._runs.pop(run.request.request_id, None)
             logger.info("a diagnosis is ended", reason=why, request=run.request.request_id)
         if run is None and not self._process.pid:
@@ -162,7 +162,7 @@ class Diagnoser:
 
     def _abandon(self, run: DiagnosisRun) -> None:
         if run is self._running and not run.followers:
-            asyncio.ensure_future(self.end("nobody follows it"))
+            asyncio.ensure_future(self.end("no client follows it"))
 
     async def _carry_out(self, run: DiagnosisRun) -> None:
         began = time.monotonic()
@@ -186,59 +186,59 @@ class Diagnoser:
         limits = limits_named(test.name, test.settings)
         left_s = request.limit_s - (time.monotonic() - began) if request.limit_s else limits.deadline_s
         if left_s <= 0:
-            text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests were over before"
+            text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests are over"
             return DiagnosticResult(test=test.name, findings=[UNABLE.finding(test.name, text=text)])
         within_s = min(limits.deadline_s, left_s)
-        # The test knows when it will be killed, and sets back before that what it changed.
+        # The test knows its deadline, so that it can restore what it changed before it is killed.
         settings = limits.model_copy(update={"deadline_s": within_s}).model_dump_json()
         begun = pb.TestBegun(name=test.name, number=number, of=len(request.tests), deadline_s=within_s)
         run.add(pb.DiagnoseReply(begun=begun))
         peer = None
         if request.HasField("peer"):
-            given = request.peer
-            peer = {"position": given.position, "secret": given.secret, "host": given.host, "port": given.port}
-        asked = DiagnosticRequest(test.name, settings, {**self._bench, "peer": peer}, within_s)
+            other = request.peer
+            peer = {"position": other.position, "secret": other.secret, "host": other.host, "port": other.port}
+        to_run = DiagnosticRequest(test.name, settings, {**self._bench, "peer": peer}, within_s)
 
         def waits_at(port: int) -> None:
             waits = pb.TestWaits(name=test.name, host=str(self._bench["host"]), port=port)
             loop.call_soon_threadsafe(run.add, pb.DiagnoseReply(waits=waits))
 
-        result = await loop.run_in_executor(self._thread, self._run, asked, waits_at)
+        result = await loop.run_in_executor(self._thread, self._run, to_run, waits_at)
         if left_s >= limits.deadline_s:
             return result
-        text = f"{UNABLE.means}: of the {request.limit_s:g} s for all tests it had {within_s:.1f} s"
+        text = f"{UNABLE.means}: it had only {within_s:.1f} s of the {request.limit_s:g} s for all tests"
         unable = UNABLE.finding(test.name, text=text)
         findings = [unable if finding.reason == HANGS.code else finding for finding in result.findings]
         return result.model_copy(update={"findings": findings})
 
-    def _run(self, asked: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
-        """Test, and set back what a test that was killed could not."""
-        result = self._process.run(asked, waits_at)
-        findings = [*result.findings, *self._set_back(asked.test)]
+    def _run(self, request: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
+        """Run a test, and restore clocks that a killed test did not restore."""
+        result = self._process.run(request, waits_at)
+        findings = [*result.findings, *self._set_back(request.test)]
         return result.model_copy(update={"findings": findings, "kind": result.kind or (hardware() if findings else "")})
 
     def _set_back(self, test: str) -> list[Finding]:
-        """Set the clocks of GPUs as they were, once nothing is left that could change them."""
+        """Restore the clocks of GPUs after all processes that could change them have ended."""
         if not are_kept(self._folder):
             return []
         self._process.end()
-        logger.info("clocks of GPUs are set back after a diagnostic that was ended", test=test)
+        logger.info("the clocks of GPUs are restored after a test that was killed", test=test)
         return set_back(self._folder, test)
 
     def _cool(self) -> None:
-        """The process that waits for a next test ends."""
+        """End the process that waits for the next test."""
         if self._running is None:
             with contextlib.suppress(RuntimeError):  # the agent ends
                 self._thread.submit(self._process.close)
 
 
 def check_tests(request: pb.DiagnoseRequest) -> None:
-    """Refuse what cannot be run.
+    """Check that all tests of a request can be run.
 
     Raises:
-        ConfigError: there is no such test, a setting is wrong, or a test between machines lacks the other one.
+        ConfigError: there is no such test, a setting is wrong, or a test between two machines has only one.
     """
     for test in request.tests:
         limits_named(test.name, test.settings)
         if kind_named(test.name).is_between() and not request.HasField("peer"):
-            raise ConfigError(f"the test {test.name} takes two machines: the request names no other one")
+            raise ConfigError(f"the test {test.name} needs two machines, but the request names no second one")

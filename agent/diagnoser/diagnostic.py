@@ -1,8 +1,8 @@
-"""The base of every diagnostic test.
+"""The base class of diagnostic tests.
 
-A test runs once, in a process of its own that may be killed at any moment: the agent waits until its deadline
-and no longer. Its result is a fault, that all is well, or that there is nothing to test (``nothing``). A part that
-cannot be tested is unknown (``CannotInspect``, ``OSError``), and no fault.
+A test runs once, in a process of its own, which is killed at its deadline. Its result is a fault, or success, or that
+there is nothing to test (``nothing``). A part that cannot be tested is unknown and not faulty (``CannotInspect``,
+``OSError``).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ UNABLE = Reason(
     remedy=Remedy.CHECK_SETUP,
     verdict=Health.UNKNOWN,
 )
-"""Every test can find this: something that it needs is missing, or denied."""
+"""Every test can report this: something that it needs is missing or not permitted."""
 HANGS = Reason(
     "test-hangs",
     "a test did not end in time and was killed",
     owner=Owner.UNKNOWN,
     verdict=Health.UNKNOWN,
 )
-"""Every test can find this."""
+"""Every test can report this."""
 CRASHED = Reason(
     "test-crashed",
     "the process of a test ended before the test did",
     owner=Owner.UNKNOWN,
     verdict=Health.UNKNOWN,
 )
-"""Every test can find this."""
+"""Every test can report this."""
 COMMON = (UNABLE, HANGS, CRASHED)
 
 
@@ -49,7 +49,7 @@ class DiagnosticLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     deadline_s: float = Field(default=60.0, gt=0)
-    """It is killed after this time, seconds."""
+    """The test is killed after this time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Peer:
     position: int
     """Position of this machine: 0 waits for the other machine, 1 connects to it."""
     secret: str
-    """What both know."""
+    """Shared secret by which the two machines recognise each other."""
     host: str = ""
-    """Where position 0 waits …"""
+    """Address at which position 0 waits."""
     port: int = 0
-    """… and the port that it said."""
+    """Port at which position 0 waits."""
 
 
 @dataclass(frozen=True)
@@ -72,33 +72,33 @@ class Bench:
 
     machine: str
     host: str = "127.0.0.1"
-    """On which the agent listens: through its interface machines reach each other."""
+    """Address on which the agent listens. Machines reach each other through its interface."""
     folder: Path = Path("/var/lib/everstep")
-    """On the disk that is tested; files in it are removed."""
+    """Folder on the disk that is tested. The test removes its files."""
     peer: Peer | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables for gloo and NCCL that name the interface."""
+    """Environment variables for gloo and NCCL that name the network interface."""
     waits_at: Callable[[int], None] = lambda port: None
-    """Says that this machine waits for its peer, and at which port."""
+    """Reports the port at which this machine waits for its peer."""
 
 
 class DiagnosticTest(ABC):
     """Tests one part of the machine.
 
     Args:
-        bench: Where it runs.
-        limits: Its thresholds, of the type ``limits_type`` of the class.
+        bench: The machine and its resources.
+        limits: Settings, of the class's ``limits_type``.
     """
 
     name: ClassVar[Diagnostic]
-    """In requests, results and docs; it does not change."""
+    """The name in requests and results; it does not change from release to release."""
     does: ClassVar[str]
-    """One line."""
+    """One line for a person: what the test does."""
     reasons: ClassVar[tuple[Reason, ...]] = ()
-    """All that it can find beside ``COMMON``."""
+    """All reasons of its findings, except for ``COMMON``."""
     limits_type: ClassVar[type[DiagnosticLimits]] = DiagnosticLimits
     imports: ClassVar[tuple[str, ...]] = ()
-    """Modules that the process has imported from which it is forked."""
+    """Modules that the parent process imports before it forks the test."""
 
     def __init__(self, bench: Bench, limits: DiagnosticLimits) -> None:
         self.bench = bench
@@ -114,7 +114,7 @@ class DiagnosticTest(ABC):
         """Test once.
 
         Raises:
-            CannotInspect: it cannot, with the reason.
+            CannotInspect: the part cannot be tested; the message says why.
             OSError: likewise.
         """
 

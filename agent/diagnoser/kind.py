@@ -20,7 +20,7 @@ def hardware() -> str:
 
 
 def arithmetic() -> str:
-    """Return the hardware and the properties of torch on which the bits of results depend; imports torch."""
+    """Return the hardware and the properties of torch that its results depend on bit for bit; imports torch."""
     import torch
 
     parts = [hardware(), f"torch {torch.__version__}", f"{torch.get_num_threads()} threads"]

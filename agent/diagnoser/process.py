@@ -1,6 +1,6 @@
-"""The agent's side of the process from which tests are forked: requests a test, awaits its result, kills late tests.
+"""The agent's side of the process from which tests are forked: requests tests, and kills tests that do not end in time.
 
-The methods block, and only one thread at a time may call them; any thread may call :meth:`DiagnosisProcess.end`.
+Its calls block. One thread at a time may use it, but any thread may call :meth:`DiagnosisProcess.end`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from everstep.model.finding import Reason
 
 MODULE = "agent.diagnoser.child"
 START_S = 60.0
-"""The time limit for the start and the imports, seconds; the time limit of a test begins after that."""
+"""Longest time to start and to import torch, seconds. The time limit of a test begins after that."""
 DIES_S = 2.0
-"""Processes that were killed have this long to be gone, seconds."""
+"""Time in which killed processes have to disappear, seconds."""
 ERROR_BYTES = 2000
-"""The last line of the error output is taken from this many bytes at its end."""
+"""Largest part of the error output of the process that is read."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Numerical libraries start no threads: a process with such threads cannot be forked, and the bits of results depend on
-their number."""
+"""Variables that prevent threads: a process with threads cannot be forked, and bits depend on their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class DiagnosticRequest:
 
     test: str
     settings: str
-    """As JSON."""
+    """Settings that differ from the defaults, as JSON."""
     bench: Mapping[str, Any]
     """Fields of :class:`agent.diagnoser.diagnostic.Bench`."""
     within_s: float
@@ -49,10 +48,10 @@ class DiagnosticRequest:
 
 
 class DiagnosisProcess:
-    """One process at a time, started when it is needed.
+    """Starts the process when it is needed, and runs tests through it.
 
     Args:
-        command: Another program than ``MODULE``, for unit tests of this class.
+        command: Another program in its place, for tests of this class.
     """
 
     def __init__(self, command: Sequence[str] = ()) -> None:
@@ -64,26 +63,26 @@ class DiagnosisProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process; 0: there is none."""
+        """Pid of the process; 0: there is none."""
         return self._process.pid if self._process and not self._ended else 0
 
     def run(self, request: DiagnosticRequest, waits_at: Callable[[int], None]) -> DiagnosticResult:
         """Run a test to its end.
 
         Args:
-            request: The test to run.
+            request: The test.
             waits_at: Called with the port at which the test waits for another machine.
         """
         if stuck := self._stuck():
-            return _told(request, UNABLE, f"process {stuck[0]} of an earlier test was killed and waits in the kernel")
+            return _failed(request, UNABLE, f"process {stuck[0]} of an earlier test was killed and waits in the kernel")
         try:
             process = self._running()
         except OSError as error:
-            return _told(request, UNABLE, f"the process of the tests cannot be started: {error.strerror}")
+            return _failed(request, UNABLE, f"the process of the tests cannot be started: {error.strerror}")
         assert process.stdin
-        asked = {"test": request.test, "settings": request.settings, "bench": dict(request.bench)}
+        line = {"test": request.test, "settings": request.settings, "bench": dict(request.bench)}
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            process.stdin.write(json.dumps(line).encode() + b"\n")
         result: DiagnosticResult | None = None
         for answer in self._answers(process, request.within_s):
             if "waits_at" in answer:
@@ -92,15 +91,15 @@ class DiagnosisProcess:
                 result = DiagnosticResult.model_validate(answer["result"])
             elif "silent" in answer:
                 self.end()
-                return _told(request, HANGS, f"it did not end within {request.within_s:g} s")
+                return _failed(request, HANGS, f"it did not end within {request.within_s:g} s")
             elif "ended" in answer:
-                return result or _told(request, CRASHED, f"its process {_how(answer['ended'])}{self._last_words()}")
+                return result or _failed(request, CRASHED, f"its process {_how(answer['ended'])}{self._last_words()}")
         words = self._last_words()
         self.end()
-        return result or _told(request, CRASHED, f"the process of the tests ended{words}")
+        return result or _failed(request, CRASHED, f"the process of the tests ended{words}")
 
     def end(self) -> None:
-        """Kill the process with all that it started, if there is one; the next test starts another."""
+        """Kill the process and all processes that it started; the next test starts a new process."""
         if self._process is not None and not self._ended:
             self._ended = True
             kill_session(self._process.pid, self._variable)
@@ -108,14 +107,14 @@ class DiagnosisProcess:
                 self._process.wait(DIES_S)
 
     def close(self) -> None:
-        """End the process and close its files. It must not be called while a test runs."""
+        """End the process and close its files. No test may be running."""
         self.end()
         self._discard()
 
     def _discard(self) -> None:
-        """Close the files of a process that was ended."""
+        """Close the files of an ended process."""
         if self._process is not None:
-            self._process.poll()  # reap it, if it was not dead yet when it was ended
+            self._process.poll()  # collects a process that took long to die
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe:
                     pipe.close()
@@ -127,7 +126,7 @@ class DiagnosisProcess:
         return f"{VARIABLE}={self._mark}"
 
     def _stuck(self) -> list[int]:
-        """Processes that were killed and are still there."""
+        """Return the pids of processes that still exist although they were killed."""
         process = self._process
         if process is None or not self._ended:
             return []
@@ -158,9 +157,9 @@ class DiagnosisProcess:
         return self._process
 
     def _answers(self, process: subprocess.Popen[bytes], within_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the messages of the process, up to the end of the test.
+        """Yield the messages of the process up to the end of the test.
 
-        When the time is over, ``{"silent": True}`` is the last message. When the process is gone, no message follows.
+        The last one is ``{"silent": …}`` if the time is over; there are no more messages if the process has ended.
         """
         assert process.stdout
         unread, descriptor, poll = b"", process.stdout.fileno(), select.poll()
@@ -186,8 +185,8 @@ class DiagnosisProcess:
 
     def _last_words(self) -> str:
         size = os.fstat(self._errors).st_size
-        said = os.pread(self._errors, ERROR_BYTES, max(size - ERROR_BYTES, 0)).decode(errors="replace")
-        last = said.strip().rpartition("\n")[2]
+        errors = os.pread(self._errors, ERROR_BYTES, max(size - ERROR_BYTES, 0)).decode(errors="replace")
+        last = errors.strip().rpartition("\n")[2]
         return f": {last}" if last else ""
 
 
@@ -196,5 +195,5 @@ def _how(status: int) -> str:
     return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _told(request: DiagnosticRequest, reason: Reason, text: str) -> DiagnosticResult:
+def _failed(request: DiagnosticRequest, reason: Reason, text: str) -> DiagnosticResult:
     return DiagnosticResult(test=request.test, findings=[reason.finding(request.test, text=f"{reason.means}: {text}")])

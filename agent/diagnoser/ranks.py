@@ -1,6 +1,6 @@
-"""Processes that communicate through torch.distributed, for one test: forked, watched, and killed together.
+"""Runs several processes (ranks) that communicate through torch.distributed, for one test.
 
-They are children of the test's process, which has imported torch and never touched a GPU or run a second thread.
+They are forked from the test's process, which has imported torch, but has used no GPU and has no other threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 OWN = "127.0.0.1"
 WITHIN = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Ranks of one machine meet through its own interface, whatever the state of the others."""
+"""Variables by which ranks of one machine use the loopback interface, which works without a network."""
 
 
 class RanksFailed(Exception):
-    """A rank raised, ended, or did not end in time; the message says which and how."""
+    """A rank raised an error, ended early, or did not end in time; the message names the rank and the failure."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Meeting:
     port: int
     world_size: int
     first: int = 0
-    """Rank of the first process here."""
+    """Number of the first rank on this machine."""
     listener: int = -1
     """Descriptor of the socket on which the store listens; -1: it is on another machine."""
     backend: str = "gloo"
@@ -48,17 +48,17 @@ class Meeting:
     timeout_s: float = 20.0
 
 
-GOES_ON_S = 1.0
-"""Once a rank failed, the others have so long to say what they saw, seconds."""
-WORDLESS, GLOO = "ended without a word", "gloo"
-"""In what is said of a rank that was killed, and of one that waited for another one."""
+LINGER_S = 1.0
+"""Longest wait for the answers of other ranks after one has failed, seconds."""
+NO_ANSWER, GLOO = "ended without an answer", "gloo"
+"""Words in the messages about a rank that was killed, and about a rank that waited for another rank."""
 
 Work = Callable[[int], Mapping[str, Any]]
-"""What a rank does, with its number; returns what JSON can say."""
+"""The work of a rank, called with its number; returns a result in JSON types."""
 
 
 def listening(host: str = OWN) -> tuple[int, int]:
-    """Open a socket for the store of a test; returns its descriptor and its port."""
+    """Open a socket for the store of torch.distributed; returns its descriptor and its port."""
     family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host.strip("[]"), 0), family=family)
     port = int(listener.getsockname()[1])
@@ -66,16 +66,17 @@ def listening(host: str = OWN) -> tuple[int, int]:
 
 
 def run_ranks(count: int, meeting: Meeting, work: Work, *, within_s: float) -> list[dict[str, Any]]:
-    """Fork processes, let them meet and work; returns what each says, in order.
+    """Fork ranks, connect them, and run their work; returns the result of each rank, in order.
 
     Args:
-        count: Processes on this machine.
-        meeting: Where they meet.
-        work: What each does once they have met.
-        within_s: All are killed after this time.
+        count: Number of ranks on this machine.
+        meeting: How the ranks find each other.
+        work: The work of each rank once they are connected.
+        within_s: All ranks are killed after this time, seconds.
 
     Raises:
-        RanksFailed: one did not do its work.
+        RanksFailed: a rank failed.
+        CannotInspect: a rank reports that it cannot test.
     """
     deadline = time.monotonic() + within_s
     pipes: list[int] = []
@@ -83,18 +84,18 @@ def run_ranks(count: int, meeting: Meeting, work: Work, *, within_s: float) -> l
     try:
         for index in range(count):
             reads, writes = os.pipe()
-            others = [*pipes, reads, *([meeting.listener] if index and meeting.listener >= 0 else [])]
-            pids.append(_forked(index, writes, others, meeting, work))
+            to_close = [*pipes, reads, *([meeting.listener] if index and meeting.listener >= 0 else [])]
+            pids.append(_forked(index, writes, to_close, meeting, work))
             pipes.append(reads)
             os.close(writes)
         if meeting.listener >= 0:
-            os.close(meeting.listener)  # once its rank is gone, nothing waits there
-        return _all_said(pipes, meeting, deadline)
+            os.close(meeting.listener)  # only the first rank has it now, so it is closed when that rank ends
+        return _results(pipes, meeting, deadline)
     finally:
         for reads in pipes:
             os.close(reads)
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # not collected yet: the number is still its own
+            os.kill(pid, signal.SIGKILL)  # it has not been collected, so no other process can have its pid
         for pid in pids:
             os.waitpid(pid, 0)
 
@@ -107,7 +108,7 @@ def gpu_of(local: int) -> torch.device:
     return torch.device("cuda", local % count) if count else torch.device("cpu")
 
 
-def _forked(index: int, writes: int, others: list[int], meeting: Meeting, work: Work) -> int:
+def _forked(index: int, writes: int, to_close: list[int], meeting: Meeting, work: Work) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -116,10 +117,10 @@ def _forked(index: int, writes: int, others: list[int], meeting: Meeting, work: 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        for number in others:
+        for number in to_close:
             os.close(number)
         _write(writes, _worked(meeting.first + index, meeting, work))
-    except BaseException as error:  # nothing of the parent's may run here
+    except BaseException as error:  # the code of the parent must not run in this process
         _write(
             writes, {"error": f"{type(error).__name__}: {error}".strip(), "unable": isinstance(error, CannotInspect)}
         )
@@ -143,14 +144,14 @@ def _worked(rank: int, meeting: Meeting, work: Work) -> dict[str, Any]:
     if rank == 0:
         store.set("world size", str(meeting.world_size))
     elif (theirs := int(store.get("world size"))) != meeting.world_size:
-        raise CannotInspect(f"the other machine has ranks for a world of {theirs}, this one for {meeting.world_size}")
+        raise CannotInspect(f"the other machine has a world size of {theirs}, this machine of {meeting.world_size}")
     device = gpu_of(rank - meeting.first) if meeting.backend == "nccl" else None
     dist.init_process_group(
         meeting.backend, store=store, rank=rank, world_size=meeting.world_size, timeout=timeout, device_id=device
     )
-    said = work(rank)
-    dist.barrier()  # the first rank has the store: it leaves last
-    return {"said": said}
+    result = work(rank)
+    dist.barrier()  # the first rank has the store, so it must not end before the others
+    return {"result": result}
 
 
 def _write(descriptor: int, answer: Mapping[str, Any]) -> None:
@@ -160,23 +161,23 @@ def _write(descriptor: int, answer: Mapping[str, Any]) -> None:
     os.close(descriptor)
 
 
-def _all_said(pipes: list[int], meeting: Meeting, deadline: float) -> list[dict[str, Any]]:
+def _results(pipes: list[int], meeting: Meeting, deadline: float) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
     failures: list[str] = []
     for index, reads in enumerate(pipes):
         try:
-            answers.append(_said(reads, meeting.first + index, deadline))
+            answers.append(_result(reads, meeting.first + index, deadline))
         except RanksFailed as error:
             failures.append(str(error))
-            deadline = min(deadline, time.monotonic() + GOES_ON_S)
+            deadline = min(deadline, time.monotonic() + LINGER_S)
     if failures:
-        # The others fail because one went away: that one says nothing, or something else than they do.
-        failures.sort(key=lambda text: (WORDLESS not in text, GLOO in text))
+        # Others fail only because one has failed: that rank gave no answer, or its error is not one of gloo.
+        failures.sort(key=lambda text: (NO_ANSWER not in text, GLOO in text))
         raise RanksFailed(failures[0])
     return answers
 
 
-def _said(reads: int, rank: int, deadline: float) -> dict[str, Any]:
+def _result(reads: int, rank: int, deadline: float) -> dict[str, Any]:
     poll, data = select.poll(), b""
     poll.register(reads, select.POLLIN)
     while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
@@ -187,10 +188,10 @@ def _said(reads: int, rank: int, deadline: float) -> dict[str, Any]:
     else:
         raise RanksFailed(f"rank {rank} did not end in time")
     if not data:
-        raise RanksFailed(f"rank {rank} {WORDLESS}")
+        raise RanksFailed(f"rank {rank} {NO_ANSWER}")
     answer = json.loads(data)
     if answer.get("unable"):
         raise CannotInspect(answer["error"])
     if "error" in answer:
         raise RanksFailed(f"rank {rank}: {answer['error']}")
-    return dict(answer["said"])
+    return dict(answer["result"])

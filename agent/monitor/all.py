@@ -1,4 +1,4 @@
-"""All inspections. A new inspection needs a file and a line here."""
+"""The list of all inspections. A new inspection needs a file of its own and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.monitor.network.infiniband import InfinibandInspection
 from agent.monitor.network.link import LinkInspection
 from agent.monitor.network.loss import PacketLossInspection
 from agent.monitor.own_checks import OwnCheck, from_entry_points
-from agent.monitor.settings import MonitorSettings, limits_of
+from agent.monitor.settings import MonitorSettings
 
 INSPECTIONS: tuple[type[Inspection], ...] = (
     KernelLogInspection,
@@ -38,39 +38,39 @@ INSPECTIONS: tuple[type[Inspection], ...] = (
     VersionsInspection,
     AgentInspection,
 )
-"""In the order in which they are shown: what names a machine soonest comes first."""
+"""All inspections of everstep, in the order in which they are shown: those that detect most faults come first."""
 
 
 def known() -> dict[str, type[Inspection]]:
-    """Every inspection by its name, those that a site has installed as entry points too.
+    """Return all inspections by name, including those that a site has installed as entry points.
 
     Raises:
-        ConfigError: one that is installed cannot be used.
+        ConfigError: an installed inspection cannot be used.
     """
     return {kind.name: kind for kind in (*INSPECTIONS, *from_entry_points())}
 
 
 def reason_codes() -> set[str]:
-    """All that inspections can find, but for programs of a site, which name their own.
+    """Return the reason codes of all inspections. Programs of a site name further codes when they run.
 
     Raises:
-        ConfigError: an inspection that is installed cannot be used.
+        ConfigError: an installed inspection cannot be used.
     """
     return {UNABLE.code, HANGS.code, *(reason.code for kind in known().values() for reason in kind.reasons)}
 
 
 def made(site: Site, settings: MonitorSettings, kept: KeptStates) -> list[Inspection]:
-    """The inspections of an agent, by its settings."""
+    """Make the inspections of an agent that its settings do not turn off."""
     if settings.off:
         return []
-    found: list[Inspection] = []
+    inspections: list[Inspection] = []
     for name, kind in known().items():
-        limits = limits_of(settings, name, kind.limits_type)
+        limits = kind.limits_type.model_validate(settings.limits.get(name, {}))
         if not limits.off:
-            found.append(kind(site, limits, kept.of(name), same_boot=kept.same_boot))
-    found += [
+            inspections.append(kind(site, limits, kept.of(name), same_boot=kept.same_boot))
+    inspections += [
         OwnCheck(site, check, kept.of(check.name), same_boot=kept.same_boot)
         for check in settings.check
         if not check.off
     ]
-    return found
+    return inspections

@@ -1,9 +1,9 @@
-"""A site's own checks: a program that prints a verdict, or a class that is installed.
+"""Inspections that a site adds: a program that ends with a verdict, or a Python class that is installed.
 
-A program says its verdict by its exit code, as health checks of Nagios and of Slurm sites do: 0 healthy, 1 a warning,
-2 faulty, 3 unknown; any other code is unknown too, for then the program itself failed. Its first line of output is the
-text, the others are evidence. Names of lines that begin with ``everstep:`` are settings of the finding, e.g.
-``everstep: reason=link-slow owner=network``.
+The exit code of a program is its verdict, as for health checks of Nagios and of Slurm sites: 0 healthy, 1 a warning
+(unknown), 2 faulty. Every other code is unknown, because the check itself failed. The first line of the output is the
+text of the finding, and further lines are evidence. A line that begins with ``everstep:`` sets fields of the finding,
+e.g. ``everstep: reason=link-slow owner=network``.
 
 A class is a subclass of ``agent.monitor.inspection.Inspection``, named as an entry point of the group
 ``everstep.inspections``.
@@ -24,9 +24,9 @@ from everstep.rank import environment
 
 ENTRY_POINTS = "everstep.inspections"
 OUTPUT_CHARACTERS = 64 << 10
-"""Longest output of a program that is kept."""
+"""Largest part of a program's output that is used."""
 FROM_SIGNAL = 128
-"""A shell's exit code for a program that a signal ended: this and the signal's number."""
+"""A shell reports a program that a signal ended by the exit code of this plus the signal's number."""
 OK, WARNING, CRITICAL = 0, 1, 2
 SETTING = "everstep:"
 _MEANINGS = {
@@ -36,10 +36,10 @@ _MEANINGS = {
 
 
 class OwnCheck(Inspection):
-    """Runs a program of the site's own."""
+    """Runs a program of the site."""
 
     name: ClassVar[str] = "check"
-    inspects: ClassVar[str] = "what a program of the site looks at"
+    inspects: ClassVar[str] = "the part of the machine that a program of the site inspects"
     reasons: ClassVar[tuple[Reason, ...]] = ()
     limits_type = CheckLimits
 
@@ -56,7 +56,7 @@ class OwnCheck(Inspection):
         if code == OK:
             return InspectionResult(note=text)
         if code not in _MEANINGS:
-            raise CannotInspect(f"{self.limits.command[0]} ended with {_said(code)}: {text or 'no output'}")
+            raise CannotInspect(f"{self.limits.command[0]} ended with {_end_of(code)}: {text or 'no output'}")
         verdict, means = _MEANINGS[code]
         reason = self._reason([line for line in lines if line.startswith(SETTING)], verdict, means)
         rest = [line for line in lines if not line.startswith(SETTING)][1:]
@@ -64,28 +64,28 @@ class OwnCheck(Inspection):
 
     def _reason(self, settings: list[str], verdict: Health, means: str) -> Reason:
         words = [word for line in settings for word in line.removeprefix(SETTING).split()]
-        given = dict(word.split("=", 1) for word in words if "=" in word)
+        fields = dict(word.split("=", 1) for word in words if "=" in word)
         return Reason(
-            given.get("reason", self.name),
+            fields.get("reason", self.name),
             means,
-            Owner(given.get("owner", Owner.MACHINE)),
+            Owner(fields.get("owner", Owner.MACHINE)),
             Remedy.WATCH if verdict is Health.UNKNOWN else Remedy.REPLACE,
             verdict,
             sure=self.limits.sure and verdict is Health.FAULTY,
         )
 
 
-def _said(code: int) -> str:
+def _end_of(code: int) -> str:
     return f"signal {code - FROM_SIGNAL}" if code > FROM_SIGNAL else f"exit code {code}"
 
 
 def from_entry_points() -> list[type[Inspection]]:
-    """The classes that are installed.
+    """Return the inspection classes that a site has installed as entry points.
 
     Raises:
-        ConfigError: one cannot be loaded, or is no inspection.
+        ConfigError: an entry point cannot be loaded, or is not an inspection.
     """
-    found = []
+    kinds = []
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             kind = entry.load()
@@ -93,5 +93,5 @@ def from_entry_points() -> list[type[Inspection]]:
             raise ConfigError(f"the inspection {entry.name} ({entry.value}) cannot be loaded: {error}") from error
         if not (isinstance(kind, type) and issubclass(kind, Inspection)):
             raise ConfigError(f"the inspection {entry.name} ({entry.value}) is no subclass of {Inspection.__name__}")
-        found.append(kind)
-    return found
+        kinds.append(kind)
+    return kinds

@@ -1,4 +1,4 @@
-"""Runs a program of the machine for an inspection, with a deadline; all processes that it starts are ended after it."""
+"""Runs a program with a deadline, after which all processes that it started are killed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from everstep.errors import CannotInspect
 
 ENDS_S = 1.0
-"""A program that was killed has this long to be gone; then it is left to itself."""
-TELLS_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
-"""An agent collects all its children that end, wherever they were started (``agent.launcher.processes.Reaper``), so the
-thread that started a program may not get its exit code. A shell writes it behind the output, after a random mark."""
+"""Time in which a killed program has to disappear, seconds; after that it is not waited for."""
+WITH_EXIT_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
+"""A shell script that runs a program, and then prints a random mark and the exit code of the program. The agent's
+``agent.launcher.processes.Reaper`` collects every child that ends, so this thread may not get the exit code itself."""
 
 KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
-"""How much of a program's output is kept: of its beginning, and of its end."""
+"""Largest part of a program's output that is kept, bytes: its beginning, and its end."""
 NOT_RUN = (126, 127)
-"""Exit codes by which a shell says that a program is none, or is not there."""
+"""Exit codes of a shell for a file that is not a program, and for a program that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Ran:
     """The result of a program that has ended."""
 
     output: str
-    """The text of both of its outputs."""
+    """Its standard output and standard error together."""
     code: int
-    """Its exit code; 128 and the number of a signal that ended it."""
+    """Its exit code; if a signal ended it, 128 plus the number of the signal."""
 
 
 def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None) -> Ran:
@@ -50,11 +50,11 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
     """
     program = shutil.which(command[0])
     if program is None:
-        raise CannotInspect(f"{command[0]} cannot be run: it is not there, or may not be executed")
+        raise CannotInspect(f"{command[0]} cannot be run: it is not installed, or may not be executed")
     mark = secrets.token_hex(8)
     try:
         process = subprocess.Popen(
-            ["sh", "-c", TELLS_CODE, mark, program, *command[1:]],
+            ["sh", "-c", WITH_EXIT_CODE, mark, program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,14 +72,19 @@ def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None
         raise CannotInspect(f"{' '.join(command)} did not end within {deadline_s:g} s")
     text, _, code = output.decode(errors="replace").rpartition(f"\n{mark} ")
     if not code.isdecimal():
-        raise CannotInspect(f"{command[0]} was ended from outside")
+        raise CannotInspect(f"{command[0]} was killed from outside, and its exit code is not known")
     if int(code) in NOT_RUN:
         raise CannotInspect(f"{command[0]} cannot be run (exit code {code}): {text.strip() or 'no output'}")
     return Ran(text, int(code))
 
 
+def excerpt(output: str) -> str:
+    """Return the beginning of a program's output as one line, for a message."""
+    return " ".join(output.split())[:200] or "it wrote nothing"
+
+
 def _read(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
-    """What a program writes until it has ended, of much the beginning and the end; None: it did not end in time."""
+    """Return the output of a program, shortened to its beginning and end; None: the program did not end in time."""
     assert process.stdout is not None
     deadline, beginning, end = time.monotonic() + deadline_s, b"", b""
     poll = select.poll()

@@ -1,17 +1,17 @@
-"""How the inspections of an agent are set: periods, thresholds, what is off, what a site adds of its own.
+"""The settings of an agent's inspections: periods, thresholds, inspections that are off, and programs of the site.
 
 The file is TOML; every table is optional::
 
     silence = ["clock-unsynced"]          # reason codes that are never reported
 
-    [gpu]                                 # an inspection by its name: the fields of its limits
+    [gpu]                                 # the name of an inspection, and its settings
     interval_s = 10
     temperature_c = 88
 
     [packet-loss]
     off = true
 
-    [[check]]                             # a program of the site's own: docs/concepts/inspections.md
+    [[check]]                             # a program of the site: docs/guides/inspect-machines.md
     name = "site-health"
     command = ["/opt/site/health.sh", "--short"]
     interval_s = 60
@@ -32,18 +32,18 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class CheckLimits(Limits):
-    """Settings of a program of the site's own."""
+    """Settings of a program of the site."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    """In findings; small letters, digits and dashes."""
+    """Name in findings: lower-case letters, digits and dashes."""
     command: list[str] = Field(min_length=1)
-    """The program with its arguments; no shell is between."""
+    """The program and its arguments, which no shell interprets."""
     interval_s: float = Field(default=60.0, gt=0)
-    """From one run to the next, seconds."""
+    """Period, seconds."""
     deadline_s: float = Field(default=30.0, gt=0)
-    """A run that takes longer is ended, seconds."""
+    """A program that takes longer is killed, seconds."""
     sure: bool = False
-    """Its findings name this machine with high confidence."""
+    """Whether faults that it reports name this machine with high confidence."""
 
 
 class MonitorSettings(BaseModel):
@@ -52,12 +52,13 @@ class MonitorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     off: bool = False
-    """No inspection at all."""
+    """Turn all inspections off."""
     silence: list[str] = Field(default_factory=list)
-    """Reason codes that are neither reported nor shown."""
+    """Codes of reasons that are neither reported nor shown."""
     check: list[CheckLimits] = Field(default_factory=list)
+    """Programs of the site."""
     limits: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Inspection → fields of its limits."""
+    """Name of an inspection → its settings that differ from the defaults."""
 
     @field_validator("check")
     @classmethod
@@ -71,16 +72,16 @@ class MonitorSettings(BaseModel):
     def parse(
         cls, table: Mapping[str, Any], known: Mapping[str, type[Limits]], reasons: Collection[str], origin: str
     ) -> MonitorSettings:
-        """The settings of a file.
+        """Check the contents of a settings file.
 
         Args:
-            table: What the file says.
-            known: Every inspection by its name, with the type of its limits.
-            reasons: Every reason code that they can find.
-            origin: For messages, e.g. the path of the file.
+            table: The parsed file.
+            known: Name of each inspection → the type of its settings.
+            reasons: All reason codes of these inspections.
+            origin: Beginning of error messages, e.g. the path of the file.
 
         Raises:
-            ConfigError: there is no such inspection, setting or value; the message says where and what there is.
+            ConfigError: an inspection, a setting or a value does not exist; the message lists those that do.
         """
         own = {"off", "silence", "check"}
         limits = {name: value for name, value in table.items() if name not in own}
@@ -91,18 +92,13 @@ class MonitorSettings(BaseModel):
                 raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its settings below")
             _checked(known[name], fields, f"{origin}: [{name}]")
         settings = _checked(cls, {name: table[name] for name in own & table.keys()} | {"limits": limits}, origin)
-        if not settings.check and (odd := sorted(set(settings.silence) - set(reasons))):
-            near = difflib.get_close_matches(odd[0], reasons, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/concepts/inspections.md lists them"
-            raise ConfigError(f"{origin}: silence: no inspection finds {odd[0]!r}: {hint}")
+        if not settings.check and (unknown := sorted(set(settings.silence) - set(reasons))):
+            near = difflib.get_close_matches(unknown[0], reasons, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/reference/inspections.md lists all codes"
+            raise ConfigError(f"{origin}: silence: no inspection reports {unknown[0]!r}: {hint}")
         if taken := [check.name for check in settings.check if check.name in {*known, "monitor"}]:
             raise ConfigError(f"{origin}: {taken[0]!r} is the name of an inspection: give the check another one")
         return settings
-
-
-def limits_of(settings: MonitorSettings, name: str, kind: type[Limits]) -> Limits:
-    """The limits of one inspection."""
-    return kind.model_validate(settings.limits.get(name, {}))
 
 
 def _checked(kind: type[M], fields: Mapping[str, Any], where: str) -> M:

@@ -1,1 +1,1 @@
-"""Tests of GPUs: what NVIDIA's own diagnostics say, and copies to and from them."""
+"""Tests of GPUs: NVIDIA's own diagnostics, and copies to GPUs and back."""

@@ -1,7 +1,7 @@
-"""Clocks and power limits of GPUs: EUD was seen to leave them changed (ByteRobust, section 9), so they are compared.
+"""Restores the clocks and power limits of GPUs, which NVIDIA's EUD may leave changed (ByteRobust, section 9).
 
-They are kept in a file from before a diagnostic until they are set back: it may be killed at any moment, and the agent
-with it. The agent that killed it sets them back, or the next agent as it starts.
+They are saved in a file before a diagnostic, until they are restored. If the diagnostic is killed, the agent restores
+them; if the agent is killed too, the next agent does when it starts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from everstep.model.finding import Finding, Health, Reason, Remedy
 
 CLOCKS = Reason(
     "clocks-changed",
-    "a diagnostic left a GPU with other clocks, and they could not be set back",
+    "a diagnostic changed the clocks of a GPU, and they could not be restored",
     remedy=Remedy.RESET_GPU,
     verdict=Health.UNKNOWN,
     source="ByteRobust, section 9",
 )
 KEPT = "gpu-clocks.json"
-"""The file."""
+"""Name of the file."""
 COMMAND = "nvidia-smi"
 ANSWER_S = 15.0
-"""``nvidia-smi`` has this long to end, seconds."""
+"""Longest time that ``nvidia-smi`` may take, seconds."""
 QUERY = ("index", "clocks.applications.graphics", "clocks.applications.memory", "power.limit", "persistence_mode")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuClocks:
-    """How one GPU is set, as ``nvidia-smi`` writes it; what it does not support is ``[N/A]``."""
+    """The settings of one GPU as ``nvidia-smi`` prints them; one that is not supported is ``[N/A]``."""
 
     graphics: str
     memory: str
@@ -41,33 +41,33 @@ class GpuClocks:
 
 
 def read_clocks(command: str = COMMAND) -> dict[str, GpuClocks]:
-    """Number of each GPU → how it is set.
+    """Return the settings of each GPU by its number.
 
     Raises:
-        CannotInspect: it cannot be read.
+        CannotInspect: they cannot be read.
     """
     words = [command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     ran = programs.run(words, ANSWER_S)
     rows = [[part.strip() for part in line.split(",")] for line in ran.output.splitlines() if line.strip()]
     if ran.code or any(len(row) != len(QUERY) for row in rows):
-        raise CannotInspect(f"{command} does not say how the GPUs are set: {' '.join(ran.output.split())[:200]}")
+        raise CannotInspect(f"{command} does not report the clocks of the GPUs: {programs.excerpt(ran.output)}")
     return {row[0]: GpuClocks(*row[1:]) for row in rows}
 
 
 def restore_clocks(before: Mapping[str, GpuClocks], lock: str = "", command: str = COMMAND) -> list[str]:
-    """Set GPUs as they were, where that is not how they are now.
+    """Restore settings of GPUs that have changed.
 
     Args:
-        before: How they were.
-        lock: ``LOWEST,HIGHEST`` in MHz to which the site locks clocks: set anew, for it cannot be read. Empty: it
-            does not.
-        command: The program.
+        before: The settings to restore.
+        lock: ``LOWEST,HIGHEST`` in MHz to which the site locks clocks. It cannot be read, so it is always set anew.
+            Empty: the site does not lock clocks.
+        command: Name of ``nvidia-smi``.
 
     Returns:
-        What is still other than it was.
+        A description of each GPU whose settings still differ.
 
     Raises:
-        CannotInspect: it cannot be read.
+        CannotInspect: the settings cannot be read.
     """
     if lock:
         _set(command, "-lgc", lock)
@@ -92,15 +92,15 @@ def _set(command: str, *words: str) -> None:
 
 
 def keep_clocks(folder: Path, before: Mapping[str, GpuClocks], lock: str = "") -> None:
-    """Write how GPUs are set before a diagnostic; what an earlier one left to be set back stays.
+    """Save the settings of GPUs before a diagnostic, unless those of an earlier one have not been restored yet.
 
     Args:
-        folder: Of the file.
-        before: How they are set.
-        lock: As of :func:`restore_clocks`.
+        folder: Folder of the file.
+        before: The settings.
+        lock: See :func:`restore_clocks`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = folder / KEPT
     if not path.exists():
@@ -110,29 +110,29 @@ def keep_clocks(folder: Path, before: Mapping[str, GpuClocks], lock: str = "") -
 
 
 def are_kept(folder: Path) -> bool:
-    """Whether a diagnostic has not set the clocks back."""
+    """Return whether saved settings have not been restored yet."""
     return (folder / KEPT).exists()
 
 
 def set_back(folder: Path, test: str, command: str = COMMAND) -> list[Finding]:
-    """Set GPUs as they were before a diagnostic, if it did not do so itself.
+    """Restore the saved settings of GPUs, and remove the file unless that fails.
 
     Args:
-        folder: Of the file; it is gone after this, unless the GPUs cannot be asked.
-        test: The test that reports it.
-        command: The program.
+        folder: Folder of the file.
+        test: Name of the test that the findings belong to.
+        command: Name of ``nvidia-smi``.
 
     Returns:
-        What is found where that does not go.
+        Findings about settings that could not be restored.
     """
     path = folder / KEPT
     try:
         kept = json.loads(path.read_text())
-        before = {gpu: GpuClocks(**one) for gpu, one in kept["before"].items()}
+        before = {gpu: GpuClocks(**clocks) for gpu, clocks in kept["before"].items()}
         left = restore_clocks(before, kept["lock"], command)
         path.unlink(missing_ok=True)
     except FileNotFoundError:
         return []
     except (CannotInspect, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [CLOCKS.finding(test, text=f"whether GPUs have other clocks than before is not known: {error}")]
+        return [CLOCKS.finding(test, text=f"it is not known whether the clocks of GPUs are restored: {error}")]
     return [CLOCKS.finding(test, "", *left)] if left else []

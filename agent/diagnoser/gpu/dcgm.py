@@ -1,4 +1,4 @@
-"""NVIDIA's own diagnostics, where they are installed: DCGM's tests by level, and EUD (Extended Utility Diagnostics)."""
+"""The tests by NVIDIA's own diagnostics, if they are installed: DCGM's, and EUD."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from everstep.model.finding import Finding, Health, Reason, Remedy
 
 BAD = Reason(
     "dcgm-isolate",
-    "NVIDIA's diagnostic says that a GPU is to be taken out",
+    "NVIDIA's diagnostic reports that a GPU has to be taken out of service",
     remedy=Remedy.REPLACE,
     sure=True,
     source="DCGM: error severity 2",
 )
 RESET = Reason(
     "dcgm-reset",
-    "NVIDIA's diagnostic says that a GPU is to be reset",
+    "NVIDIA's diagnostic reports that a GPU has to be reset",
     remedy=Remedy.RESET_GPU,
     sure=True,
     source="DCGM: error severity 6",
 )
 REPORTED = Reason(
     "dcgm-reported",
-    "NVIDIA's diagnostic reports an error that does not say that a GPU is at fault",
+    "NVIDIA's diagnostic reports an error that a GPU may not have caused",
     verdict=Health.UNKNOWN,
     source="DCGM: other severities; versions before 4 print none",
 )
 SETUP = Reason(
     "dcgm-setup",
-    "NVIDIA's diagnostic says that the machine is set up wrongly",
+    "NVIDIA's diagnostic reports that the machine is set up wrongly",
     remedy=Remedy.CHECK_SETUP,
     verdict=Health.UNKNOWN,
     source="DCGM: error severity 5",
 )
 SHARE = 0.9
-"""The share of the test's time limit that the program gets; in the rest the GPUs' clocks are restored."""
+"""Share of the test's time for the program; the rest is for restoring clocks."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
@@ -54,9 +54,9 @@ class DcgmTestLimits(DiagnosticLimits):
     deadline_s: float = Field(default=300.0, gt=0)
     """The test is killed after this time, seconds; level 2 takes about two minutes."""
     command: str = "dcgmi"
-    """The program, on PATH or with its path."""
+    """Name or path of the program."""
     run: str = "2"
-    """Level of the diagnostic, or names of tests: 1 takes seconds, 3 a quarter of an hour."""
+    """Level of the diagnostic, or names of tests: level 1 takes seconds, level 3 a quarter of an hour."""
     lock_clocks: str = ""
     """``LOWEST,HIGHEST`` in MHz to which the site locks the clocks of GPUs; they are locked again after the test."""
 
@@ -74,7 +74,7 @@ class DcgmTest(DiagnosticTest):
     """Runs ``dcgmi diag``."""
 
     name: ClassVar[Diagnostic] = Diagnostic.DCGM
-    does: ClassVar[str] = "DCGM's own diagnostics of GPUs, where it is installed; GPU clocks are restored after them"
+    does: ClassVar[str] = "DCGM's own diagnostics of the GPUs, if DCGM is installed; clocks are restored after them"
     reasons: ClassVar[tuple[Reason, ...]] = (BAD, RESET, REPORTED, SETUP, CLOCKS)
     limits_type: ClassVar[type[DiagnosticLimits]] = DcgmTestLimits
 
@@ -92,7 +92,7 @@ class DcgmTest(DiagnosticTest):
             report = parsed(ran.output, ran.code)
             findings = self._findings(report)
             if not (report.passed or findings):
-                raise CannotInspect(f"all of its tests were skipped: {', '.join(report.skipped) or 'there was none'}")
+                raise CannotInspect(f"all of its tests were skipped: {', '.join(report.skipped) or 'it has none'}")
             measures["passed_results"] = float(report.passed)
         except CannotInspect as error:
             findings.append(self._unable("", str(error)))
@@ -102,11 +102,11 @@ class DcgmTest(DiagnosticTest):
         return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
 
     def _findings(self, report: DcgmReport) -> list[Finding]:
-        """Return the findings about each part. They do not depend on whether other parts could be tested."""
-        found: dict[tuple[str, str], list[DcgmFailure]] = {}
+        """Make a finding for each reason and part. A part that could not be tested does not affect the others."""
+        failures: dict[tuple[str, str], list[DcgmFailure]] = {}
         for failure in report.failures:
-            found.setdefault((_reason(failure).code, failure.part), []).append(failure)
-        return [self._of_part(part, several) for (_, part), several in found.items()]
+            failures.setdefault((_reason(failure).code, failure.part), []).append(failure)
+        return [self._of_part(part, several) for (_, part), several in failures.items()]
 
     def _of_part(self, part: str, failures: list[DcgmFailure]) -> Finding:
         # DCGM numbers GPUs in its own way.
@@ -121,10 +121,10 @@ class DcgmTest(DiagnosticTest):
 
 
 class EudTest(DcgmTest):
-    """Runs EUD through DCGM. EUD needs root, and its package must be installed."""
+    """Runs EUD through DCGM; it needs root and NVIDIA's package of EUD."""
 
     name: ClassVar[Diagnostic] = Diagnostic.EUD
-    does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, where it is installed; GPU clocks are restored after it"
+    does: ClassVar[str] = "NVIDIA's EUD through DCGM, as root, if it is installed; clocks are restored after it"
     limits_type: ClassVar[type[DiagnosticLimits]] = EudTestLimits
 
 
@@ -133,7 +133,7 @@ def _reason(failure: DcgmFailure) -> Reason:
 
 
 def _clocks() -> dict[str, GpuClocks]:
-    """Return the clocks and power limits of each GPU; empty: they cannot be read."""
+    """Return the settings of the GPUs; empty: they cannot be read."""
     if shutil.which(COMMAND) is None:
         return {}
     try:

@@ -1,8 +1,8 @@
-"""What ``dcgmi diag -j`` prints, and what its exit code says (DCGM 3 and 4).
+"""Parses the output and the exit code of ``dcgmi diag -j`` (DCGM 3 and 4).
 
 The JSON has ``DCGM Diagnostic`` (DCGM 3: ``DCGM GPU Diagnostic``) with ``test_categories``, each with ``tests``, each
-with ``results`` of GPUs. A status is ``Pass``, ``Skip`` or ``Fail``, and a warning is printed as ``Fail`` too: what
-decides is ``error_severity``. The exit code is that of DCGM's own return value, modulo 256.
+with ``results`` of GPUs. A status is ``Pass``, ``Skip`` or ``Fail``. A warning is also printed as ``Fail``, so the
+``error_severity`` decides. The exit code is DCGM's return value modulo 256.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from agent.monitor import programs
 from everstep.errors import CannotInspect
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 TESTED = {0, 205}
-"""Exit codes after which the JSON says how the GPUs are: all went well, or GPUs are to be isolated (-51)."""
+"""Exit codes after a complete diagnostic: it passed, or GPUs have to be isolated (-51)."""
 NOT_TESTED = {
-    198: "no such test is available here (-58)",
+    198: "the test is not available on this machine (-58)",
     203: "the diagnostic was killed (-53)",
     204: "the diagnostic's program is not installed (-52)",
-    217: "a diagnostic runs already (-39)",
-    226: "the diagnostic failed by itself (-30)",
+    217: "another diagnostic is running (-39)",
+    226: "the diagnostic itself failed (-30)",
     235: "there is no connection to DCGM's host engine (-21)",
 }
 NO_VERDICT_IDS = {90: "EUD was not run as root", 92: "EUD did not end in time"}
-"""Ids of errors that say that it could not be tested (``DCGM_FR_EUD_NON_ROOT_USER``, ``DCGM_FR_EUD_TIMEOUT``)."""
+"""Ids of errors that mean that a part could not be tested (``DCGM_FR_EUD_NON_ROOT_USER``, ``DCGM_FR_EUD_TIMEOUT``)."""
 
 
 class Severity(IntEnum):
-    """How severe an error is (``dcgm_errors.h`` of DCGM 4)."""
+    """The severity of an error (``dcgm_errors.h`` of DCGM 4)."""
 
     NONE = 0
     MONITOR = 1
@@ -48,38 +49,38 @@ class DcgmFailure:
 
     test: str
     part: str
-    """``GPU 3``, numbered as DCGM does; empty: the machine."""
+    """E.g. ``GPU 3``, with DCGM's number; empty: the whole machine."""
     text: str
     severity: Severity
     error: int = 0
-    """Id of the error; 0: not said."""
+    """Id of the error; 0: the output has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmReport:
-    """What a diagnostic says."""
+    """The results of a diagnostic."""
 
     passed: int
-    """Results."""
+    """Number of results that passed."""
     skipped: tuple[str, ...]
-    """Names of tests that were left out everywhere."""
+    """Names of tests that were skipped on every GPU."""
     failures: tuple[DcgmFailure, ...]
     version: str = ""
 
 
 def parsed(text: str, code: int) -> DcgmReport:
-    """What a diagnostic printed.
+    """Parse the output of a diagnostic.
 
     Args:
-        text: Both of its outputs.
+        text: Its standard output and standard error.
         code: Its exit code.
 
     Raises:
-        CannotInspect: it did not test, or says what this release does not understand.
+        CannotInspect: the diagnostic did not test the GPUs, or its output has an unknown form.
     """
     if code not in TESTED:
-        why = NOT_TESTED.get(code, "this release does not know that code")
-        raise CannotInspect(f"dcgmi ended with code {code}: {why}; {_said(text)}")
+        why = NOT_TESTED.get(code, "the code is unknown")
+        raise CannotInspect(f"dcgmi ended with code {code}: {why}; {programs.excerpt(text)}")
     begin, end = text.find("{"), text.rfind("}")
     try:
         found = json.loads(text[begin : end + 1])
@@ -88,14 +89,14 @@ def parsed(text: str, code: int) -> DcgmReport:
             raise CannotInspect(f"DCGM could not test: {error}")
         tests = [test for category in root["test_categories"] for test in category["tests"]]
         results = [(test["name"], result) for test in tests for result in test["results"]]
-        failures = [failure for name, one in results for failure in _failures(name, one)]
+        failures = [failure for name, result in results for failure in _failures(name, result)]
         statuses: dict[str, set[str]] = {}
-        for name, one in results:
-            statuses.setdefault(name, set()).add(str(one["status"]).lower())
+        for name, result in results:
+            statuses.setdefault(name, set()).add(str(result["status"]).lower())
         version = str(found.get("metadata", {}).get("version", ""))
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise CannotInspect(f"dcgmi does not say how the GPUs are: {_said(text)}") from None
-    passed = sum(str(one["status"]).lower() == "pass" for _, one in results)
+        raise CannotInspect(f"dcgmi does not report the health of the GPUs: {programs.excerpt(text)}") from None
+    passed = sum(str(result["status"]).lower() == "pass" for _, result in results)
     skipped = tuple(name for name, seen in statuses.items() if seen == {"skip"})
     return DcgmReport(passed, skipped, tuple(failures), version)
 
@@ -105,13 +106,9 @@ def _failures(test: str, result: Mapping[str, Any]) -> Iterator[DcgmFailure]:
         return
     part = f"{result['entity_group']} {result['entity_id']}" if "entity_id" in result else ""
     part = part or (f"GPU {result['gpu_ids']}" if result.get("gpu_ids") else "")
-    warnings = result.get("warnings") or ["it failed, and it does not say why"]
+    warnings = result.get("warnings") or ["it failed without a reason"]
     for warning in [warnings] if isinstance(warnings, str | dict) else warnings:
         said = warning if isinstance(warning, dict) else {"warning": str(warning)}
         number = int(said.get("error_severity", Severity.UNKNOWN))
         severity = Severity(number) if number in set(Severity) else Severity.UNKNOWN
         yield DcgmFailure(test, part, str(said.get("warning", "")), severity, int(said.get("error_id", 0)))
-
-
-def _said(text: str) -> str:
-    return " ".join(text.split())[:200] or "it wrote nothing"

@@ -1,1 +1,1 @@
-"""Tests of the machine itself: its memory, its disk, and what it computes."""
+"""Tests of the host: its memory, its disk, and the bits that it computes."""

@@ -1,4 +1,4 @@
-"""Bitwise alignment: one step of a small model of the job's structure, whose bits all machines have to agree on."""
+"""The bitwise test: one step of a small model with the job's structure, which must give the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ FAILED = Reason(
     verdict=Health.UNKNOWN,
 )
 ROUNDS_NAMED = 8
+"""Largest number of wrong steps that the evidence names."""
 
 
 class BitwiseTest(DiagnosticTest):
-    """Runs the reference model, and says the digests of its gradients and parameters."""
+    """Runs the reference model, and returns the digests of its gradients and parameters."""
 
     name: ClassVar[Diagnostic] = Diagnostic.BITWISE
     does: ClassVar[str] = (
@@ -51,15 +52,20 @@ class BitwiseTest(DiagnosticTest):
         listener, port = listening()
         meeting = Meeting(OWN, port, limits.world_size, listener=listener, timeout_s=limits.answer_s)
         try:
-            said = run_ranks(limits.world_size, meeting, self._rank, within_s=limits.deadline_s * 0.9)
+            answers = run_ranks(limits.world_size, meeting, self._rank, within_s=limits.deadline_s * 0.9)
         except RanksFailed as error:
             return self.result(self.finding(FAILED, "", str(error), text=f"{FAILED.means}: {error}"))
-        rounds = said[0]["rounds"]
-        if odd := {rank: one["odd"] for rank, one in enumerate(said) if one["odd"]}:
-            lines = [f"rank {rank}: {len(of)} of {rounds} steps, e.g. {of[:ROUNDS_NAMED]}" for rank, of in odd.items()]
+        rounds = answers[0]["rounds"]
+        if odd := {rank: answer["odd"] for rank, answer in enumerate(answers) if answer["odd"]}:
+            lines = [
+                f"rank {rank}: {len(steps)} of {rounds} steps, e.g. {steps[:ROUNDS_NAMED]}"
+                for rank, steps in odd.items()
+            ]
             return self.result(self.finding(UNSTEADY, "", *lines), measures={"steps": float(rounds)})
         digests = {
-            f"rank {rank} {what}": one[what] for rank, one in enumerate(said) for what in ("gradients", "parameters")
+            f"rank {rank} {name}": answer[name]
+            for rank, answer in enumerate(answers)
+            for name in ("gradients", "parameters")
         }
         return self.result(kind=self._kind(), digests=digests, measures={"steps": float(rounds)})
 

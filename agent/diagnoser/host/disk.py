@@ -1,4 +1,4 @@
-"""The disk of the agent's state folder: a file is written, read back and compared."""
+"""The disk test: writes a file to the disk of the agent's state folder, reads it back and compares it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Reason, Remedy
 from everstep.system.memory import free
 
-DAMAGED = Reason("disk-damaged", "a disk does not keep what is written", remedy=Remedy.REPLACE, sure=True)
-FAILS = Reason("disk-io-error", "a disk answers with errors", remedy=Remedy.REPLACE, sure=True)
+DAMAGED = Reason("disk-damaged", "a disk returns other bytes than were written", remedy=Remedy.REPLACE, sure=True)
+FAILS = Reason("disk-io-error", "a disk reports errors", remedy=Remedy.REPLACE, sure=True)
 BLOCK = 1 << 22
 LEAST_BYTES = BLOCK
-"""Less room than this is not worth a test."""
+"""Smallest size of the file, bytes."""
 
 
 class DiskTestLimits(DiagnosticLimits):
@@ -34,7 +34,7 @@ class DiskTestLimits(DiagnosticLimits):
     mb: float = Field(default=128.0, gt=0)
     """Size of the file, megabytes."""
     share: float = Field(default=0.05, gt=0, le=0.5)
-    """Largest share of the free room that is used: a test fills no disk."""
+    """Largest share of the free space that is used, so that the test never fills a disk."""
 
 
 class DiskTest(DiagnosticTest):
@@ -59,7 +59,7 @@ class DiskTest(DiagnosticTest):
             return self.result(self.finding(FAILS, str(folder), str(error)))
 
     def _tested(self, folder: Path, blocks: int) -> DiagnosticResult:
-        # It has no name from its first moment on: a test that is killed leaves nothing.
+        # The file never has a name, so a test that is killed leaves nothing behind.
         with tempfile.TemporaryFile(dir=folder) as file:
             descriptor = file.fileno()
             began = time.monotonic()
@@ -90,10 +90,10 @@ class DiskTest(DiagnosticTest):
         )
 
     def read(self, buffer: mmap.mmap, index: int) -> bytes:
-        """What was read of a block."""
+        """Return the bytes that were read of a block. Tests override it."""
         return buffer[:]
 
 
 def contents(index: int) -> bytes:
-    """The bytes of a block; no two blocks are alike."""
+    """Return the bytes of a block, which are different for each block."""
     return hashlib.shake_128(index.to_bytes(8, "little")).digest(1 << 16) * (BLOCK >> 16)

@@ -1,4 +1,4 @@
-"""Memory: patterns are written, and read back."""
+"""The memory test: writes patterns into memory, and reads them back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     Words64 = NDArray[np.uint64]
 
-DAMAGED = Reason("memory-damaged", "memory does not keep what is written", remedy=Remedy.REPLACE, sure=True)
+DAMAGED = Reason("memory-damaged", "memory returns other bytes than were written", remedy=Remedy.REPLACE, sure=True)
 LEAST_BYTES = 1 << 20
-"""Less memory than this is not worth a test."""
+"""Smallest amount of memory that is tested, bytes."""
 PART = 1 << 20
-"""Words that are compared at a time: what the comparison needs itself stays small."""
+"""Number of words that are compared at a time, which limits the memory for the comparison itself."""
 NAMED = 3
-"""Places that are named."""
+"""Largest number of wrong addresses that are named."""
 FIXED = (0, 0xFFFF_FFFF_FFFF_FFFF, 0x5555_5555_5555_5555, 0xAAAA_AAAA_AAAA_AAAA)
 
 
@@ -36,15 +36,15 @@ class MemoryTestLimits(DiagnosticLimits):
     """Limits of the memory test."""
 
     mb: float = Field(default=256.0, gt=0)
-    """So much is tested, megabytes; what is not allocated is not tested."""
+    """Amount of memory that is allocated and tested, megabytes."""
     share: float = Field(default=0.1, gt=0, le=0.5)
     """Largest share of the available memory that is tested."""
     seconds: float = Field(default=2.0, gt=0)
-    """Patterns are repeated for so long, each of them once at least."""
+    """The patterns are repeated for this long, seconds; each one is written at least once."""
 
 
 class MemoryTest(DiagnosticTest):
-    """Writes patterns, reads them back."""
+    """Writes patterns into memory, and reads them back."""
 
     name: ClassVar[Diagnostic] = Diagnostic.MEMORY
     does: ClassVar[str] = "writes patterns into memory and reads them back"
@@ -57,7 +57,7 @@ class MemoryTest(DiagnosticTest):
 
         size = int(min(self.limits.mb * 1e6, self.limits.share * memory_available()))
         if size < LEAST_BYTES:
-            raise CannotInspect(f"only {size_text(size)} of memory could be taken")
+            raise CannotInspect(f"only {size_text(size)} of memory could be tested")
         block = np.empty(size // 8, dtype=np.uint64)
         ends, written, rounds, fastest = time.monotonic() + self.limits.seconds, 0, 0, 0.0
         while rounds == 0 or time.monotonic() < ends:
@@ -65,8 +65,8 @@ class MemoryTest(DiagnosticTest):
                 began = time.monotonic()
                 self.write(block, expected)
                 fastest = max(fastest, block.nbytes / (time.monotonic() - began))
-                if places := differences(block, expected):
-                    return self.result(self.finding(DAMAGED, "", *places, text=f"{DAMAGED.means}: pattern {name}"))
+                if wrong := differences(block, expected):
+                    return self.result(self.finding(DAMAGED, "", *wrong, text=f"{DAMAGED.means}: pattern {name}"))
                 written += block.nbytes
             rounds += 1
         return self.result(
@@ -79,12 +79,12 @@ class MemoryTest(DiagnosticTest):
         )
 
     def write(self, block: Words64, expected: Words64) -> None:
-        """Fill a block with a pattern."""
+        """Fill a block with a pattern. Tests override it."""
         block[:] = expected
 
 
 def patterns(words: int, seed: int) -> Iterator[tuple[str, Words64]]:
-    """Name and contents of each pattern; the last two are different in each round."""
+    """Yield the name and the words of each pattern; the last two depend on the round (``seed``)."""
     import numpy as np
 
     for value in FIXED:
@@ -94,15 +94,15 @@ def patterns(words: int, seed: int) -> Iterator[tuple[str, Words64]]:
 
 
 def differences(block: Words64, expected: Words64) -> list[str]:
-    """Where a block has other contents, the first places."""
+    """Describe the first differences between a block and the expected words."""
     import numpy as np
 
-    found: list[str] = []
+    lines: list[str] = []
     for begin in range(0, len(block), PART):
-        part, right = block[begin : begin + PART], expected[begin : begin + PART]
-        for index in np.flatnonzero(part != right)[: NAMED - len(found)]:
-            wrote, read = int(right[index]), int(part[index])
-            found.append(f"byte {8 * (begin + int(index))}: wrote {wrote:#018x}, read {read:#018x}")
-        if len(found) == NAMED:
+        part, wanted = block[begin : begin + PART], expected[begin : begin + PART]
+        for index in np.flatnonzero(part != wanted)[: NAMED - len(lines)]:
+            wrote, read = int(wanted[index]), int(part[index])
+            lines.append(f"byte {8 * (begin + int(index))}: wrote {wrote:#018x}, read {read:#018x}")
+        if len(lines) == NAMED:
             break
-    return found
+    return lines

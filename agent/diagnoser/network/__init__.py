@@ -1,1 +1,1 @@
-"""Tests of what moves bytes: within the machine, and between two machines."""
+"""Tests of data transfers within the machine and between two machines."""

@@ -1,4 +1,4 @@
-"""All-gather with another machine: every process of both gets what all of them have."""
+"""The all-gather test: every process of two machines receives the data of all their processes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ class AllGatherLimits(DiagnosticLimits):
     """Limits of all-gather."""
 
     deadline_s: float = Field(default=60.0, gt=0)
-    """It is killed after this time, seconds."""
+    """The test is killed after this time, seconds."""
     ranks: int = Field(default=0, ge=0)
-    """Processes on each machine; 0: one for each GPU, or one without GPUs."""
+    """Number of processes on each machine; 0: one for each GPU, or a single one without GPUs."""
     mb: float = Field(default=16.0, gt=0)
-    """Which each of them has, megabytes."""
+    """Data of each process, megabytes."""
     rounds: int = Field(default=5, ge=1)
-    """The fastest one counts."""
+    """Number of rounds; the fastest one counts."""
     answer_s: float = Field(default=10.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds."""
+    """Longest wait of a process for another process, seconds."""
 
 
 class AllGatherTest(DiagnosticTest):
-    """Gathers what the processes of two machines have."""
+    """Gathers the data of all processes of two machines, and compares them."""
 
     name: ClassVar[Diagnostic] = Diagnostic.ALL_GATHER
-    does: ClassVar[str] = "processes of two machines, one for each GPU, gather what all have; compared and timed"
+    does: ClassVar[str] = (
+        "processes of two machines, one for each GPU, gather the data of all; compares them and measures the bandwidth"
+    )
     reasons: ClassVar[tuple[Reason, ...]] = (FAILED, DAMAGED)
     limits_type: ClassVar[type[DiagnosticLimits]] = AllGatherLimits
     imports: ClassVar[tuple[str, ...]] = ("torch",)
@@ -66,13 +68,13 @@ class AllGatherTest(DiagnosticTest):
         backend = "nccl" if gpus() >= ranks else "gloo"
         meeting = Meeting(host, port, 2 * ranks, position * ranks, listener, backend, self.limits.answer_s)
         try:
-            said = run_ranks(ranks, meeting, self._gather, within_s=self.limits.deadline_s * 0.9)
+            answers = run_ranks(ranks, meeting, self._gather, within_s=self.limits.deadline_s * 0.9)
         except RanksFailed as error:
             return self.result(self.finding(FAILED, backend, str(error), text=f"{FAILED.means}: {error}"))
-        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in said if rank["wrong"]]:
+        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in answers if rank["wrong"]]:
             return self.result(self.finding(DAMAGED, backend, *wrong))
-        # What each rank gets from the other machine.
-        moved, slowest = said[0]["bytes"] * ranks, max(rank["seconds"] for rank in said)
+        # Each rank receives this much from the other machine.
+        moved, slowest = answers[0]["bytes"] * ranks, max(rank["seconds"] for rank in answers)
         return self.result(kind=hardware(), measures={"bytes_per_second": moved / slowest})
 
     def _gather(self, rank: int) -> dict[str, Any]:
@@ -83,15 +85,15 @@ class AllGatherTest(DiagnosticTest):
         device = gpu_of(rank % (ranks // 2)) if dist.get_backend() == "nccl" else torch.device("cpu")
         numbers = torch.arange(max(1, int(self.limits.mb * 1e6 / 4)), dtype=torch.int32, device=device)
         own = numbers * ranks + rank
-        right = torch.cat([numbers * ranks + other for other in range(ranks)])
+        expected = torch.cat([numbers * ranks + other for other in range(ranks)])
         wrong, fastest = 0, float("inf")
-        for _ in range(self.limits.rounds + 1):  # the first one makes connections
-            came = torch.zeros_like(right)
+        for _ in range(self.limits.rounds + 1):  # the first round opens connections
+            received = torch.zeros_like(expected)
             dist.barrier()
             began = time.monotonic()
-            dist.all_gather_into_tensor(came, own)
+            dist.all_gather_into_tensor(received, own)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             fastest = min(fastest, time.monotonic() - began)
-            wrong += int((came != right).sum())
+            wrong += int((received != expected).sum())
         return {"rank": rank, "wrong": wrong, "seconds": fastest, "bytes": own.numel() * own.element_size()}

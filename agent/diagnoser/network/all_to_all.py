@@ -1,10 +1,11 @@
-"""All-to-all between processes of one machine: over NVLink or PCIe where there are GPUs, else within the processor.
+"""The all-to-all test: processes of one machine exchange data, over NVLink or PCIe if the machine has GPUs.
 
-Where nccl-tests is installed and the machine has several GPUs, its ``alltoall_perf`` is run; else torch.distributed,
-with NCCL between GPUs and gloo between processors.
+If nccl-tests is installed and the machine has several GPUs, its ``alltoall_perf`` is run. Otherwise torch.distributed
+is used, with NCCL between GPUs and with gloo between processors.
 
-A row of the table that nccl-tests prints has size, count, type, redop and root, and then, out of place and in place,
-time in microseconds, algbw and busbw in GB/s, and the number of wrong values (``N/A``: they were not compared).
+A row of the table that nccl-tests prints has size, count, type, redop and root. Then it has, first for out-of-place and
+then for in-place operations, the time in microseconds, algbw and busbw in GB/s, and the number of wrong values
+(``N/A``: they were not compared).
 """
 
 from __future__ import annotations
@@ -47,33 +48,36 @@ FAILED = Reason(
 
 @dataclass(frozen=True, slots=True)
 class NcclRun:
-    """What a run of one of the programs says."""
+    """The result of a program of nccl-tests."""
 
     bus_bytes_per_second: float
-    """The best of all rows; comparable between numbers of GPUs."""
+    """The highest bus bandwidth of all rows, which does not depend on the number of GPUs."""
     wrong: int
+    """Number of wrong values."""
 
 
 class AllToAllLimits(DiagnosticLimits):
     """Limits of all-to-all."""
 
     ranks: int = Field(default=0, ge=0)
-    """Processes; 0: one for each GPU, or 4 without GPUs."""
+    """Number of processes; 0: one for each GPU, or 4 without GPUs."""
     mb: float = Field(default=16.0, gt=0)
-    """Which each of them sends in one exchange, megabytes."""
+    """Data that each process sends in one exchange, megabytes."""
     rounds: int = Field(default=5, ge=1)
-    """Exchanges; the fastest one counts."""
+    """Number of exchanges; the fastest one counts."""
     answer_s: float = Field(default=20.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds."""
+    """Longest wait of a process for another process, seconds."""
     command: str = ALL_TO_ALL
-    """The program of nccl-tests, on PATH or with its path."""
+    """Name or path of the program of nccl-tests."""
 
 
 class AllToAllTest(DiagnosticTest):
-    """Every process sends every other one bytes."""
+    """Lets each process send bytes to every other process, and compares them."""
 
     name: ClassVar[Diagnostic] = Diagnostic.ALL_TO_ALL
-    does: ClassVar[str] = "processes of the machine, one for each GPU, send each other bytes; compared and timed"
+    does: ClassVar[str] = (
+        "processes of the machine, one for each GPU, send each other bytes; compares them and measures the bandwidth"
+    )
     reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED, FAILED)
     limits_type: ClassVar[type[DiagnosticLimits]] = AllToAllLimits
     imports: ClassVar[tuple[str, ...]] = ("torch",)
@@ -84,19 +88,19 @@ class AllToAllTest(DiagnosticTest):
             return self._by_nccl_tests()
         ranks = self.limits.ranks or gpus() or 4
         if ranks == 1:
-            return self.nothing("one GPU has nobody to exchange bytes with")
+            return self.nothing("the machine has a single GPU, which cannot exchange bytes with others")
         listener, port = listening()
         backend = "nccl" if gpus() >= ranks else "gloo"
         meeting = Meeting(OWN, port, ranks, listener=listener, timeout_s=self.limits.answer_s, backend=backend)
         try:
-            said = run_ranks(ranks, meeting, self._exchange, within_s=self.limits.deadline_s * 0.9)
+            answers = run_ranks(ranks, meeting, self._exchange, within_s=self.limits.deadline_s * 0.9)
         except RanksFailed as error:
             return self.result(self.finding(FAILED, backend, str(error), text=f"{FAILED.means}: {error}"))
-        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in said if rank["wrong"]]:
+        if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in answers if rank["wrong"]]:
             return self.result(self.finding(DAMAGED, backend, *wrong))
-        slowest = max(rank["seconds"] for rank in said)
-        # As nccl-tests counts it: what leaves each rank for others.
-        moved = said[0]["bytes"] * (ranks - 1) / ranks
+        slowest = max(rank["seconds"] for rank in answers)
+        # As in nccl-tests, only data that a rank sends to others counts.
+        moved = answers[0]["bytes"] * (ranks - 1) / ranks
         measures = {f'bytes_per_second{{backend="{backend}",ranks="{ranks}"}}': moved / slowest}
         return self.result(kind=hardware(), measures=measures)
 
@@ -109,37 +113,37 @@ class AllToAllTest(DiagnosticTest):
         part = max(1, int(self.limits.mb * 1e6 / 4 / ranks))
         numbers = torch.arange(part, dtype=torch.int32, device=device)
         sent = torch.cat([numbers * ranks * ranks + rank * ranks + other for other in range(ranks)])
-        right = torch.cat([numbers * ranks * ranks + other * ranks + rank for other in range(ranks)])
+        expected = torch.cat([numbers * ranks * ranks + other * ranks + rank for other in range(ranks)])
         wrong, fastest = 0, float("inf")
-        for _ in range(self.limits.rounds + 1):  # the first one makes connections
-            came = torch.zeros_like(sent)
+        for _ in range(self.limits.rounds + 1):  # the first round opens connections
+            received = torch.zeros_like(sent)
             dist.barrier()
             began = time.monotonic()
-            dist.all_to_all_single(came, sent)
+            dist.all_to_all_single(received, sent)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             fastest = min(fastest, time.monotonic() - began)
-            wrong += int((came != right).sum())
+            wrong += int((received != expected).sum())
         return {"rank": rank, "wrong": wrong, "seconds": fastest, "bytes": sent.numel() * sent.element_size()}
 
     def _by_nccl_tests(self) -> DiagnosticResult:
         size = f"{max(1, int(self.limits.mb))}M"
         words = [self.limits.command, "-g", str(gpus()), "-b", size, "-e", size, "-n", "20", "-c", "1"]
         ran = programs.run(words, self.limits.deadline_s * 0.9)
-        found = parsed(ran.output)
-        if found is None:
+        result = parsed(ran.output)
+        if result is None:
             last = ran.output.strip().rpartition("\n")[2]
             raise CannotInspect(f"{self.limits.command} ended with code {ran.code}: {last or 'no output'}")
-        if found.wrong:
-            return self.result(self.finding(DAMAGED, "NCCL", f"{self.limits.command}: {found.wrong} wrong values"))
+        if result.wrong:
+            return self.result(self.finding(DAMAGED, "NCCL", f"{self.limits.command}: {result.wrong} wrong values"))
         if ran.code:
             return self.result(self.finding(FAILED, "NCCL", f"{self.limits.command} ended with code {ran.code}"))
-        measures = {f'bytes_per_second{{backend="nccl-tests",ranks="{gpus()}"}}': found.bus_bytes_per_second}
+        measures = {f'bytes_per_second{{backend="nccl-tests",ranks="{gpus()}"}}': result.bus_bytes_per_second}
         return self.result(kind=hardware(), measures=measures)
 
 
 def parsed(text: str) -> NcclRun | None:
-    """What a program printed; None: no result is in it."""
+    """Parse the output of a program; None: it has no result."""
     best, wrong, rows = 0.0, 0, 0
     for line in text.splitlines():
         if row := ROW.match(line):

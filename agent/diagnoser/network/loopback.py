@@ -1,4 +1,4 @@
-"""TCP from the machine to itself: processors, memory and the kernel's network, and no wire."""
+"""The loopback test: TCP from the machine to itself, which uses processors, memory and kernel, but no cable."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ DAMAGED = Reason(
     "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True
 )
 ANSWER_S = 10.0
-"""A connection to itself that stands still for so long is given up, seconds."""
+"""A connection without progress for this long is given up, seconds."""
 
 
 class LoopbackLimits(DiagnosticLimits):
     """Limits of the loopback test."""
 
     rounds: int = Field(default=3, ge=1)
-    """The fastest one counts: other work on the machine slows it down and never speeds it up."""
+    """Number of rounds. The fastest one counts, since other work on the machine can only slow it down."""
     seconds: float = Field(default=0.3, gt=0)
-    """Longest time of one round."""
+    """Longest time of one round, seconds."""
     mb: float = Field(default=512.0, gt=0)
-    """Most that one round sends, megabytes."""
+    """Most data that one round sends, megabytes."""
 
 
 class LoopbackTest(DiagnosticTest):
-    """Sends bytes to itself."""
+    """Sends bytes from the machine to itself, and compares them."""
 
     name: ClassVar[Diagnostic] = Diagnostic.LOOPBACK
-    does: ClassVar[str] = "sends bytes over TCP to the machine's own address, compares and times them"
+    does: ClassVar[str] = "sends bytes over TCP to the machine's own address; compares them and measures the bandwidth"
     reasons: ClassVar[tuple[Reason, ...]] = (DAMAGED,)
     limits_type: ClassVar[type[DiagnosticLimits]] = LoopbackLimits
 
@@ -60,11 +60,11 @@ class LoopbackTest(DiagnosticTest):
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(ANSWER_S)
-                found = receive(connection)
+                received = receive(connection)
             sending.join(ANSWER_S)
-        if not found.bytes:
+        if not received.bytes:
             raise CannotInspect("nothing was sent")
-        return found
+        return received
 
     def _send(self, host: str, port: int) -> None:
         with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
@@ -72,5 +72,5 @@ class LoopbackTest(DiagnosticTest):
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Whether an address is of IPv4 or IPv6."""
+    """Return the family of an address: IPv4 or IPv6."""
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]

@@ -1,4 +1,4 @@
-"""TCP between two machines, through the interface on which their agents listen, in both directions."""
+"""The NIC test: TCP between two machines in both directions, through the interfaces on which their agents listen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.model.finding import Health, Owner, Reason
 
 FAILED = Reason(
     "nic-failed",
-    "bytes do not get from this machine to another one and back",
+    "bytes cannot be sent from this machine to another one and back",
     owner=Owner.NETWORK,
     verdict=Health.UNKNOWN,
 )
@@ -29,32 +29,32 @@ class NicLimits(DiagnosticLimits):
     """Limits of the test between the interfaces of two machines."""
 
     deadline_s: float = Field(default=30.0, gt=0)
-    """It is killed after this time, seconds."""
+    """The test is killed after this time, seconds."""
     seconds: float = Field(default=1.0, gt=0)
-    """In each direction, at most."""
+    """Longest time in each direction, seconds."""
     mb: float = Field(default=4096.0, gt=0)
-    """In each direction, at most, megabytes."""
+    """Most data in each direction, megabytes."""
     answer_s: float = Field(default=5.0, gt=0)
-    """A connection that does not come about, or stands still for so long, failed, seconds."""
+    """A connection that is not made, or makes no progress, for this long has failed, seconds."""
 
 
 class NicTest(DiagnosticTest):
-    """Sends bytes to another machine, and receives some."""
+    """Sends bytes to another machine and back, and compares them."""
 
     name: ClassVar[Diagnostic] = Diagnostic.NIC
-    does: ClassVar[str] = "sends bytes over TCP to another machine and back, compares and times them"
+    does: ClassVar[str] = "sends bytes over TCP to another machine and back; compares them and measures the bandwidth"
     reasons: ClassVar[tuple[Reason, ...]] = (FAILED, DAMAGED)
     limits_type: ClassVar[type[DiagnosticLimits]] = NicLimits
 
     def run(self) -> DiagnosticResult:
         """Test once."""
         try:
-            found = self._exchanged()
+            received = self._exchanged()
         except OSError as error:
             return self.result(self.finding(FAILED, "", str(error), text=f"{FAILED.means}: {error}"))
-        if found.wrong:
-            return self.result(self.finding(DAMAGED, "", f"{found.wrong} blocks of 1 MiB"))
-        measures = {"verified_bytes": float(found.bytes), "bytes_per_second": found.bytes_per_second}
+        if received.wrong:
+            return self.result(self.finding(DAMAGED, "", f"{received.wrong} blocks of 1 MiB"))
+        measures = {"verified_bytes": float(received.bytes), "bytes_per_second": received.bytes_per_second}
         return self.result(kind=hardware(), measures=measures)
 
     def _exchanged(self) -> Received:
@@ -65,9 +65,9 @@ class NicTest(DiagnosticTest):
             if self.peer.position:
                 send(connection, limits.seconds, limits.mb * 1e6)
                 return receive(connection)
-            found = receive(connection)
+            received = receive(connection)
             send(connection, limits.seconds, limits.mb * 1e6)
-            return found
+            return received
 
     def _connected(self) -> socket.socket:
         own = self.bench.host.strip("[]")
@@ -75,7 +75,7 @@ class NicTest(DiagnosticTest):
             host = self.peer.host.strip("[]")
             return socket.create_connection((host, self.peer.port), self.limits.answer_s, (own, 0))
         with socket.create_server((own, 0), family=family_of(own)) as listener:
-            listener.settimeout(self.limits.deadline_s / 2)  # the other machine begins only once this machine waits
+            listener.settimeout(self.limits.deadline_s / 2)  # the other machine only begins when this one waits
             self.bench.waits_at(listener.getsockname()[1])
             connection, _ = listener.accept()
             return connection

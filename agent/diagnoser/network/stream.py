@@ -1,4 +1,4 @@
-"""Bytes over TCP from one end to another: counted, timed, and each block compared with what was sent."""
+"""Sends blocks of known bytes over TCP; the receiver compares and counts them, and measures the time."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ HELLO_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came."""
+    """The received blocks."""
 
     bytes: int
     seconds: float
-    """From the first block to the last one."""
+    """Time from the first block to the last."""
     wrong: int
-    """Blocks that are not as they were sent."""
+    """Number of blocks that differ from those that were sent."""
 
     @property
     def bytes_per_second(self) -> float:
-        """Over the whole time."""
+        """The mean bandwidth."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
 def hello(secret: str, position: int) -> bytes:
-    """The first bytes of one end, so that it talks with no other program."""
+    """Return the first bytes that one end sends, by which the other end recognises it."""
     return hmac.digest(secret.encode(), f"everstep nic test {position}".encode(), "sha256")
 
 
 def greet(connection: socket.socket, secret: str, position: int) -> None:
-    """Each end says that it knows the secret.
+    """Prove that this end knows the secret, and check that the other end does.
 
     Raises:
-        CannotInspect: the other one does not.
+        CannotInspect: the other end does not know it.
     """
     connection.sendall(hello(secret, position))
     theirs = _read(connection, memoryview(bytearray(HELLO_BYTES)))
     if theirs is None or not hmac.compare_digest(bytes(theirs), hello(secret, 1 - position)):
-        raise CannotInspect("somebody else is at the other end")
+        raise CannotInspect("another program is at the other end of the connection")
 
 
 def send(connection: socket.socket, seconds: float, most_bytes: float) -> None:
-    """Send numbered blocks for so long, one at least, and say that this is the end of them."""
+    """Send numbered blocks for some seconds, at least one, and then an end mark."""
     block = bytearray(_NUMBER.pack(0) + _PATTERN[_NUMBER.size :])
     ends, number = time.monotonic() + seconds, 0
     while number == 0 or (time.monotonic() < ends and (number + 1) * BLOCK <= most_bytes):
@@ -63,28 +63,28 @@ def send(connection: socket.socket, seconds: float, most_bytes: float) -> None:
 
 
 def receive(connection: socket.socket) -> Received:
-    """Receive blocks up to the end of them.
+    """Receive blocks up to the end mark.
 
     Raises:
-        ConnectionError: the other end went away before.
+        ConnectionError: the connection ended before.
     """
     buffer, rest = memoryview(bytearray(BLOCK)), _PATTERN[_NUMBER.size :]
     number, wrong, began, seconds = 0, 0, 0.0, 0.0
     while True:
         if _read(connection, buffer) is None:
             raise ConnectionError(f"the connection ended after {number} blocks")
-        [said] = _NUMBER.unpack_from(buffer)
-        fine = bytes(buffer[_NUMBER.size :]) == rest  # a view is compared byte by byte, ten times as slowly
-        if said == 0 and fine:
+        [received_number] = _NUMBER.unpack_from(buffer)
+        is_intact = bytes(buffer[_NUMBER.size :]) == rest  # comparing the view itself would be ten times slower
+        if received_number == 0 and is_intact:
             return Received(number * BLOCK, seconds, wrong)
         number += 1
         began = began or time.monotonic()
         seconds = time.monotonic() - began
-        wrong += not (fine and said == number)
+        wrong += not (is_intact and received_number == number)
 
 
 def _read(connection: socket.socket, buffer: memoryview) -> memoryview | None:
-    """Fill a buffer; None: the connection ended before."""
+    """Fill a buffer and return it; None: the connection ended before."""
     filled = 0
     while filled < len(buffer):
         count = connection.recv_into(buffer[filled:])

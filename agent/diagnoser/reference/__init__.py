@@ -1,1 +1,1 @@
-"""A small model of a job's structure, and one step of it with fixed weights and input: its bits are compared."""
+"""The reference model: one step of a small model with the job's structure, whose bits machines compare."""

@@ -1,7 +1,7 @@
-"""The reference model: a transformer of a few layers, split as large jobs split theirs.
+"""The reference model: a transformer of a few layers, split among ranks as in large jobs.
 
-Only plain operations, written out: which kernel a fused one takes may change with the shape of a machine, and so may
-its bits. Weights and input are the same on every machine.
+It uses only plain operations, because a fused operation may choose different kernels, with different bits, on different
+machines. Weights and input are equal on every machine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SEED = 20250601
 
 
 def weight(seed: int, *shape: int, scale: float = 1.0) -> nn.Parameter:
-    """Weights that are the same wherever they are made."""
+    """Make random weights that are equal on every machine."""
     generator = torch.Generator().manual_seed(SEED + seed)
     return nn.Parameter(torch.randn(*shape, generator=generator) * scale / math.sqrt(shape[-1]))
 
 
 class ReferenceAttention(nn.Module):
-    """Causal self-attention; under tensor parallelism a rank has a share of the heads."""
+    """Causal self-attention. With tensor parallelism, each rank has a share of the heads."""
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh, seed: int) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class ReferenceAttention(nn.Module):
             limits.dim // limits.heads,
         )
         share = self.heads * self.width
-        place = mesh.inner if self.split else 0
-        self.qkv = weight(seed + 100 * place, 3 * share, limits.dim)
-        self.out = weight(seed + 100 * place + 1, limits.dim, share)
+        part = mesh.inner if self.split else 0
+        self.qkv = weight(seed + 100 * part, 3 * share, limits.dim)
+        self.out = weight(seed + 100 * part + 1, limits.dim, share)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, dim) to the same shape."""
@@ -57,7 +57,7 @@ class ReferenceAttention(nn.Module):
 
 
 class ReferenceMlp(nn.Module):
-    """The dense half of a layer, split by columns and then by rows."""
+    """The dense half of a layer: two matrices, of which the first is split by columns and the second by rows."""
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh, seed: int) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class ReferenceMlp(nn.Module):
 
 
 class ReferenceExperts(nn.Module):
-    """The half of a layer with experts: each token goes to the rank that has its expert, and back.
+    """The half of a layer with experts: each token is sent to the rank with its expert, and back.
 
-    Every expert takes so many tokens and no more; the others pass it by.
+    The number of tokens of an expert is limited; tokens beyond that skip the experts.
     """
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh, seed: int) -> None:
@@ -98,14 +98,15 @@ class ReferenceExperts(nn.Module):
         shares = (tokens @ self.gate.t()).float().softmax(-1)
         share, expert = shares.max(-1)
         chosen = functional.one_hot(expert, self.count)
-        place = ((chosen.cumsum(0) - 1) * chosen).sum(-1)
-        fits = (place < most).to(tokens.dtype)
-        where = functional.one_hot(place.clamp(max=most - 1), most).to(tokens.dtype) * fits[:, None]
-        dealt = torch.einsum("te,tc->tec", chosen.to(tokens.dtype), where)
+        position = ((chosen.cumsum(0) - 1) * chosen).sum(-1)
+        fits = (position < most).to(tokens.dtype)
+        slot = functional.one_hot(position.clamp(max=most - 1), most).to(tokens.dtype) * fits[:, None]
+        dealt = torch.einsum("te,tc->tec", chosen.to(tokens.dtype), slot)
         sent = torch.einsum("tec,td->ecd", dealt, tokens)
-        came = Exchanged.apply(sent, self.mesh.inner_group).view(self.ranks, self.own, most, -1)
+        received = Exchanged.apply(sent, self.mesh.inner_group).view(self.ranks, self.own, most, -1)
         done = [
-            functional.gelu(came[:, expert] @ self.up[expert].t()) @ self.down[expert].t() for expert in range(self.own)
+            functional.gelu(received[:, expert] @ self.up[expert].t()) @ self.down[expert].t()
+            for expert in range(self.own)
         ]
         back = Exchanged.apply(torch.stack(done, 1).reshape(self.count, most, -1), self.mesh.inner_group)
         mixed = torch.einsum("tec,ecd->td", dealt, back) * share.to(tokens.dtype)[:, None]
@@ -113,7 +114,7 @@ class ReferenceExperts(nn.Module):
 
 
 class ReferenceLayer(nn.Module):
-    """Attention, then the dense half or experts."""
+    """A layer: attention, then the dense half or the experts."""
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh, seed: int) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class ReferenceLayer(nn.Module):
 
 
 class ReferenceStage(nn.Module):
-    """One rank's part of the model: the layers of a stage of the pipeline."""
+    """The part of the model on one rank: the layers of one pipeline stage."""
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class ReferenceStage(nn.Module):
         self.head = weight(2, VOCABULARY, limits.dim) if mesh.after < 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens, or the stage before's output, to output or scores."""
+        """Tokens, or the output of the previous stage, to the input of the next stage, or to scores."""
         if self.embedding is not None:
             x = functional.embedding(x, self.embedding)
         for layer in self.layers:
@@ -149,13 +150,13 @@ class ReferenceStage(nn.Module):
         return x
 
     def experts(self) -> set[nn.Parameter]:
-        """The parameters that only ranks with the same experts share."""
+        """Return the parameters of the experts, which only ranks with the same experts share."""
         parts = [module for module in self.modules() if isinstance(module, ReferenceExperts)]
         return {weight for module in parts for weight in (*module.up, *module.down)}
 
 
 def batch_of(limits: ReferenceLimits, mesh: Mesh) -> Tensor:
-    """The tokens of a replica, one more than it predicts from; ranks that share experts have tokens of their own."""
+    """Return the tokens of a replica, one more than the sequence. Ranks that share experts have different tokens."""
     number = mesh.replica * limits.inner + (mesh.inner if limits.moe else 0)
     generator = torch.Generator().manual_seed(SEED * 3 + number)
     return torch.randint(VOCABULARY, (limits.batch, limits.sequence + 1), generator=generator)

@@ -1,7 +1,7 @@
-"""The reference model's ranks: which of them share a layer, a pipeline, or weights, and how they exchange tensors.
+"""The ranks of the reference model: which of them share a layer, a pipeline or weights, and how they exchange tensors.
 
-Tensors cross from rank to rank through gloo, in main memory, on GPUs too: gloo adds in an order that depends on nothing
-but the number of ranks and the tensor's size, so what is compared is what the processors and GPUs computed.
+Tensors are exchanged through gloo in main memory, also on GPUs. The order in which gloo adds depends only on the number
+of ranks and the size of the tensor, so that all differences come from the processors and GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.diagnoser.reference.settings import ReferenceLimits
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place."""
+    """The position of one rank, and its process groups."""
 
     inner: int
     stage: int
@@ -26,63 +26,63 @@ class Mesh:
     inner_group: dist.ProcessGroup
     dp_group: dist.ProcessGroup
     data_group: dist.ProcessGroup
-    """All ranks of the stage with the same weights outside the experts, where there are any."""
+    """All ranks of the stage, which have equal weights outside the experts."""
     before: int
-    """Rank of the stage before; -1: this is the first stage."""
+    """Rank of the previous stage; -1: this is the first stage."""
     after: int
     """Rank of the next stage; -1: this is the last stage."""
 
     @classmethod
     def of(cls, rank: int, limits: ReferenceLimits) -> Mesh:
-        """The place of a rank; all ranks have to ask for theirs, for groups are made."""
+        """Return the position of a rank. All ranks have to call this, because it creates process groups."""
         inner, dp, pp = limits.inner, limits.dp, limits.pp
 
-        def at(stage: int, replica: int, place: int) -> int:
-            return (stage * dp + replica) * inner + place
+        def at(stage: int, replica: int, part: int) -> int:
+            return (stage * dp + replica) * inner + part
 
         mine = rank // (inner * dp), rank // inner % dp, rank % inner
 
         def group(members: list[list[int]]) -> dist.ProcessGroup:
             made = [dist.new_group(ranks) for ranks in members]
             own = next(group for group, ranks in zip(made, members, strict=True) if rank in ranks)
-            assert isinstance(own, dist.ProcessGroup)  # what others get is a number
+            assert isinstance(own, dist.ProcessGroup)  # ranks outside a group get a number instead
             return own
 
-        stages, replicas, places = range(pp), range(dp), range(inner)
-        stage, replica, place = mine
+        stages, replicas, parts = range(pp), range(dp), range(inner)
+        stage, replica, part = mine
         return cls(
-            place,
+            part,
             stage,
             replica,
-            group([[at(s, r, p) for p in places] for s in stages for r in replicas]),
-            group([[at(s, r, p) for r in replicas] for s in stages for p in places]),
-            group([[at(s, r, p) for r in replicas for p in places] for s in stages]),
-            at(stage - 1, replica, place) if stage else -1,
-            at(stage + 1, replica, place) if stage < pp - 1 else -1,
+            group([[at(s, r, p) for p in parts] for s in stages for r in replicas]),
+            group([[at(s, r, p) for r in replicas] for s in stages for p in parts]),
+            group([[at(s, r, p) for r in replicas for p in parts] for s in stages]),
+            at(stage - 1, replica, part) if stage else -1,
+            at(stage + 1, replica, part) if stage < pp - 1 else -1,
         )
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over a group."""
+    """Return the sum of a tensor over a group."""
     total = tensor.detach().to("cpu", copy=True).contiguous()
     dist.all_reduce(total, group=group)
     return total.to(tensor.device)
 
 
-def pass_on(tensor: Tensor, rank: int) -> None:
+def send_to(tensor: Tensor, rank: int) -> None:
     """Send a tensor to a rank."""
     dist.send(tensor.detach().cpu().contiguous(), rank)
 
 
-def take(like: Tensor, rank: int) -> Tensor:
-    """Receive one from a rank."""
-    came = torch.empty(like.shape, dtype=like.dtype)
-    dist.recv(came, rank)
-    return came.to(like.device)
+def receive_from(rank: int, like: Tensor) -> Tensor:
+    """Receive a tensor with the shape, type and device of ``like`` from a rank."""
+    received = torch.empty(like.shape, dtype=like.dtype)
+    dist.recv(received, rank)
+    return received.to(like.device)
 
 
 class SplitInput(torch.autograd.Function):
-    """Goes in as it is; the gradients of all ranks that share the layer are added."""
+    """Passes the input on unchanged; in the backward pass, adds the gradients of all ranks that share the layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -92,16 +92,16 @@ class SplitInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The sum."""
+        """Return the sum of the gradients."""
         return add_up(grads[0], ctx.group), None
 
 
 class AddedOutput(torch.autograd.Function):
-    """What all ranks that share the layer computed is added; the gradient goes back as it is."""
+    """Adds the outputs of all ranks that share the layer; the backward pass leaves the gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The sum."""
+        """Return the sum of the outputs."""
         return add_up(x, group)
 
     @staticmethod
@@ -111,22 +111,22 @@ class AddedOutput(torch.autograd.Function):
 
 
 class Exchanged(torch.autograd.Function):
-    """The first dimension is dealt out to the ranks of a group, as tokens to those who have their experts."""
+    """Distributes the first dimension among the ranks of a group (all-to-all), e.g. tokens to their experts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """All-to-all."""
+        """Return the parts that the ranks of the group sent to this rank."""
         ctx.group = group
         return _exchanged(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """And back."""
+        """Return the gradients, exchanged in the same way."""
         return _exchanged(grads[0], ctx.group), None
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     sent = x.detach().cpu().contiguous()
-    came = torch.empty_like(sent)
-    dist.all_to_all_single(came, sent, group=group)
-    return came.to(x.device)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received.to(x.device)

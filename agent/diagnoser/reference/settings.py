@@ -10,38 +10,40 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ReferenceLimits(DiagnosticLimits):
-    """Settings of bitwise alignment: the model has the job's structure, and a size of its own."""
+    """Settings of the bitwise test. The model has the job's structure, but a size of its own."""
 
     seconds: float = Field(default=5.0, ge=0)
-    """The step is repeated for so long, and done twice at least: faults come and go."""
+    """The step is repeated for this long, seconds, and at least twice, since a fault may not show each time."""
     tp: int = Field(default=2, ge=1)
-    """Tensor-parallel size (ByteRobust, section 4.2: TP2·PP2·DP2, or EP2·PP2·DP2)."""
+    """Tensor-parallel size (ByteRobust, section 4.2, has TP2·PP2·DP2, or EP2·PP2·DP2)."""
     ep: int = Field(default=1, ge=1)
     """Expert-parallel size."""
     pp: int = Field(default=2, ge=1)
+    """Pipeline-parallel size."""
     dp: int = Field(default=2, ge=1)
+    """Data-parallel size."""
     moe: bool = False
-    """Layers have experts, which ``ep`` splits; else ``tp`` splits the layers."""
+    """Whether layers have experts, which ``ep`` splits; without experts, ``tp`` splits the layers."""
     dtype: str = "bfloat16"
-    """``float32``, ``bfloat16`` or ``float16``: the job's."""
+    """Type of numbers: ``float32``, ``bfloat16`` or ``float16``."""
     dim: int = Field(default=128, ge=8)
-    """Width."""
+    """Width of the model."""
     heads: int = Field(default=4, ge=1)
     layers: int = Field(default=4, ge=1)
     experts: int = Field(default=4, ge=1)
     batch: int = Field(default=4, ge=1)
     sequence: int = Field(default=32, ge=2)
     answer_s: float = Field(default=20.0, gt=0)
-    """A process that waits for another one for so long gives up, seconds."""
+    """Longest wait of a process for another process, seconds."""
 
     @property
     def inner(self) -> int:
-        """Ranks that share a layer."""
+        """Number of ranks that share a layer."""
         return self.ep if self.moe else self.tp
 
     @property
     def world_size(self) -> int:
-        """Processes on each machine."""
+        """Number of ranks on each machine."""
         return self.inner * self.pp * self.dp
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""One step of the reference model, again and again from the same weights, and the digests of what came out."""
+"""Repeats one step of the reference model from the same weights, and computes digests of its results."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from torch.optim.adamw import adamw
 
 from agent.diagnoser.ranks import gpu_of
 from agent.diagnoser.reference.model import ReferenceStage, batch_of
-from agent.diagnoser.reference.parallel import Mesh, add_up, pass_on, take
+from agent.diagnoser.reference.parallel import Mesh, add_up, receive_from, send_to
 from agent.diagnoser.reference.settings import ReferenceLimits
 from everstep.rank import drill_faults as faults
 
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
-"""Settings of AdamW: its defaults."""
+"""Settings of AdamW, which are its defaults."""
 LEAST_ROUNDS = 2
-"""A step is compared with itself, at least."""
+"""Smallest number of repetitions of the step."""
 
 
 def before_cuda() -> None:
-    """What has to be set before a process touches a GPU, so that it computes the same bits each time."""
+    """Make cuBLAS compute the same bits each time; to be called before the process uses a GPU."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 
 class ReferenceRank:
-    """One rank at work.
+    """One rank of the reference model.
 
     Args:
-        rank: Its number on the machine.
-        limits: Of the model.
-        machine: Its name: a drill may have planned that it computes wrongly.
+        rank: Number of the rank on the machine.
+        limits: Settings of the model.
+        machine: Name of the machine, for which a drill may have planned wrong bits.
     """
 
     def __init__(self, rank: int, limits: ReferenceLimits, machine: str) -> None:
-        # The same as use_deterministic_algorithms(True), which imports the compiler: 1.7 s of CPU in every rank.
+        # use_deterministic_algorithms(True) does the same, but imports the compiler: 1.7 s of CPU time in each rank.
         torch.set_deterministic_debug_mode("error")
         torch.backends.cuda.matmul.allow_tf32 = False
         self.limits, self.device = limits, gpu_of(rank)
@@ -55,20 +55,20 @@ class ReferenceRank:
         self._flip = faults.BitFlip.planned(machine) if rank == 0 else None
 
     def repeat(self) -> dict[str, Any]:
-        """Steps until the time is over; what came out, and how often it was something else."""
+        """Repeat the step until the time is over; returns the usual digests, and the steps with other digests."""
         began, seen = time.monotonic(), list[tuple[str, str]]()
         while True:
             seen.append(self._step())
             over = len(seen) >= LEAST_ROUNDS and time.monotonic() - began >= self.limits.seconds
             if self._agreed(over):
                 break
-        # What comes out most often is right; of what is as frequent, what came first.
+        # The most frequent result is taken as right; among equally frequent ones, the first.
         usual, _ = Counter(seen).most_common(1)[0]
-        odd = [number for number, one in enumerate(seen, 1) if one != usual]
+        odd = [number for number, digests in enumerate(seen, 1) if digests != usual]
         return {"gradients": usual[0], "parameters": usual[1], "rounds": len(seen), "odd": odd}
 
     def _agreed(self, over: bool) -> bool:
-        """What the first rank says: all end after the same step."""
+        """Return the decision of the first rank, so that all ranks end after the same step."""
         word = torch.tensor([int(over)])
         dist.broadcast(word, 0)
         return bool(word.item())
@@ -92,33 +92,33 @@ class ReferenceRank:
         return own, digest(parameters)
 
     def _forward_backward(self) -> None:
-        """All microbatches forward, then all of them back, as in a pipeline."""
+        """Run all microbatches forward, and then all of them backward, as in a pipeline."""
         mesh, limits = self.mesh, self.limits
         rows = limits.batch // limits.pp
         like = torch.empty(rows, limits.sequence, limits.dim, dtype=self.dtype, device=self.device)
         kept = []
         for part in torch.split(self.batch, rows):
-            x = part[:, :-1] if mesh.before < 0 else take(like, mesh.before).requires_grad_()
+            x = part[:, :-1] if mesh.before < 0 else receive_from(mesh.before, like).requires_grad_()
             out = self.stage(x)
             if mesh.after < 0:
                 out = functional.cross_entropy(out.float().flatten(0, 1), part[:, 1:].flatten()) / limits.pp
             else:
-                pass_on(out, mesh.after)
+                send_to(out, mesh.after)
             kept.append((x, out))
         for x, out in kept:
-            # The gradient of this sum is what was taken, bit for bit. To backward() itself it cannot be given: that
-            # imports sympy then, in every rank.
-            (out if mesh.after < 0 else (out * take(like, mesh.after)).sum()).backward()
+            # The gradient of this sum is exactly the received gradient. Passing that one to backward() would import
+            # sympy in each rank.
+            (out if mesh.after < 0 else (out * receive_from(mesh.after, like)).sum()).backward()
             if mesh.before >= 0:
                 assert x.grad is not None
-                pass_on(x.grad, mesh.before)
+                send_to(x.grad, mesh.before)
 
 
 @torch.no_grad()
 def first_adamw_step(parameters: Sequence[Tensor]) -> None:
-    """The first step of AdamW, bit for bit.
+    """Do the first step of AdamW, with the same bits as ``torch.optim.AdamW``.
 
-    By the function, for the class ``torch.optim.AdamW`` imports the compiler.
+    The class would import the compiler, so the function is called.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
@@ -142,14 +142,14 @@ def first_adamw_step(parameters: Sequence[Tensor]) -> None:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A checksum of all bytes: two zeros of different signs differ, and one NaN equals itself."""
-    found = hashlib.sha256()
+    """Return a checksum of all bytes, in which 0.0 and -0.0 differ and equal NaNs are equal."""
+    checksum = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        checksum.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def flip_bit(tensor: Tensor) -> None:
-    """Flip the lowest bit of the first number: what a drill does, and what no loss shows."""
+    """Flip the lowest bit of the first number, for a drill; the change is too small to be seen in a loss."""
     bits = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
     tensor.detach().view(-1).view(bits)[0] ^= 1

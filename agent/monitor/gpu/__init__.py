@@ -1,1 +1,1 @@
-"""The GPUs of the machine: read by NVML in a process of their own, judged here, and what DCGM says of them."""
+"""The inspections of GPUs: by NVML, in a process of its own, and by DCGM."""

@@ -1,8 +1,7 @@
-"""The process that reads GPUs, so that a driver that hangs or crashes takes nothing else with it.
+"""The process that reads GPUs, so that a driver that hangs or crashes does not stop the agent.
 
-It answers each line that comes in with one line of JSON: ``{"reading": …}``, or ``{"cannot": why}``. It ends when there
-is nobody to ask any more, and is killed by the kernel with the thread of the agent that started it, for in a call that
-hangs it would not notice.
+It answers each input line with one line of JSON: ``{"reading": …}``, or ``{"cannot": why}``. It ends when its input is
+closed. In a call that hangs it would not notice that, so the kernel also kills it when the agent's thread ends.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answer until the agent is gone."""
+    """Answer requests until the agent has ended."""
     parser = argparse.ArgumentParser(prog="python -P -m agent.monitor.gpu.child", description=__doc__)
-    parser.add_argument("--fake", type=Path, help="file that describes fake GPUs")
+    parser.add_argument("--fake", type=Path, help="file that describes simulated GPUs")
     parser.add_argument("--sys", type=Path, default=Path("/sys"))
     parser.add_argument("--proc", type=Path, default=PROC)
     parser.add_argument("--parent", type=int, default=0, help="process id of the agent")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if options.parent and os.getppid() != options.parent:
-        return  # it ended before this process could ask to end with it
+        return  # the agent ended before prctl was called
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader = _reader(options)
     for _ in sys.stdin:

@@ -1,4 +1,4 @@
-"""What DCGM's health watches say, where DCGM runs: three outcomes, pass, fail, and could not be tested.
+"""The inspection of DCGM's health watches, on machines where DCGM runs.
 
 ``dcgmi health -c -j`` prints a tree (``dcgmi/Health.cpp`` and ``DcgmiOutput.h`` of DCGM 4): ``body`` has ``Overall
 Health`` with a ``value``, and a section for each kind of part that has incidents (``GPU``), with ``children``: the part
@@ -46,28 +46,28 @@ LISTED = re.compile(r"^\|\s*(?P<id>\d*)\s*\|\s*(?P<what>[\w ]+):\s*(?P<value>\S+
 
 
 class DcgmLimits(Limits):
-    """How DCGM is asked."""
+    """Settings of the inspection by DCGM."""
 
     interval_s: float = Field(default=30.0, gt=0)
-    """From one look to the next, seconds: DCGM itself looks every 30 s."""
+    """Period, seconds; DCGM itself updates its results every 30 s."""
     deadline_s: float = Field(default=60.0, gt=0)
-    """A look that takes longer is said to hang; it runs ``dcgmi`` up to four times."""
+    """An inspection that takes longer is reported as hanging, seconds; it runs ``dcgmi`` up to four times."""
     answer_s: float = Field(default=10.0, gt=0)
-    """``dcgmi`` has this long to end, seconds."""
+    """Longest time that one run of ``dcgmi`` may take, seconds."""
     command: str = "dcgmi"
-    """The program, on PATH or with its path."""
+    """Name or path of the program."""
     group: int = Field(default=0, ge=0)
-    """Group of DCGM; 0 has all GPUs."""
+    """Id of DCGM's group of GPUs; group 0 has all GPUs."""
     set_watches: bool = True
-    """Turn all health watches on where none is."""
+    """Whether to turn on all health watches if none is on."""
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmIncident:
-    """What a watch says of one part."""
+    """A warning or failure of a health watch about one part."""
 
     kind: str
-    """Kind of the part, e.g. ``GPU``; empty: the machine."""
+    """Kind of the part, e.g. ``GPU``; empty: the whole machine."""
     number: str
     reason: Reason
     text: str
@@ -77,12 +77,12 @@ class DcgmInspection(Inspection):
     """Asks DCGM's host engine for the results of its health watches."""
 
     name: ClassVar[str] = "dcgm"
-    inspects: ClassVar[str] = "what DCGM's health watches say of GPUs and NVSwitches"
+    inspects: ClassVar[str] = "the results of DCGM's health watches for GPUs and NVSwitches"
     reasons: ClassVar[tuple[Reason, ...]] = (FAILURE, WARNING)
     limits_type: ClassVar[type[Limits]] = DcgmLimits
 
     def inspect(self) -> InspectionResult:
-        """Ask once."""
+        """Read the results once, by running ``dcgmi``."""
         if shutil.which(self.limits.command) is None:
             return InspectionResult(note=f"{self.limits.command} is not installed")
         text = self._run("health", "-g", str(self.limits.group), "-c", "-j")
@@ -93,24 +93,24 @@ class DcgmInspection(Inspection):
             return InspectionResult(note="DCGM does not run")
         incidents = parsed(text)
         self.kept["ran"] = True
-        found: dict[tuple[str, str], list[DcgmIncident]] = {}
+        parts: dict[tuple[str, str], list[DcgmIncident]] = {}
         for incident in incidents:
-            found.setdefault((self._item(incident), incident.reason.code), []).append(incident)
-        return InspectionResult([self._of_part(item, several) for (item, _), several in found.items()])
+            parts.setdefault((self._item(incident), incident.reason.code), []).append(incident)
+        return InspectionResult([self._of_part(item, several) for (item, _), several in parts.items()])
 
     def _of_part(self, item: str, incidents: list[DcgmIncident]) -> Finding:
         first = incidents[0]
         return self.finding(first.reason, item, *(incident.text for incident in incidents), text=f"DCGM: {first.text}")
 
     def _item(self, incident: DcgmIncident) -> str:
-        """The part as other inspections name it."""
+        """Return the name that other inspections have for the part."""
         if incident.kind != GPU:
             return f"{incident.kind} {incident.number}".strip()
-        places = self.kept.get("places", {})
-        if incident.number not in places:
-            places = self.kept["places"] = places_of(self._run("discovery", "-l"))
-        if place := places.get(incident.number):
-            return item_of(place, -1)
+        addresses = self.kept.get("places", {})
+        if incident.number not in addresses:
+            addresses = self.kept["places"] = pci_addresses_of(self._run("discovery", "-l"))
+        if address := addresses.get(incident.number):
+            return item_of(address, -1)
         return f"GPU {incident.number} of DCGM"
 
     def _run(self, *arguments: str) -> str:
@@ -118,10 +118,10 @@ class DcgmInspection(Inspection):
 
 
 def parsed(text: str) -> list[DcgmIncident]:
-    """What ``dcgmi health -c -j`` says; nothing: all is healthy.
+    """Parse the output of ``dcgmi health -c -j``; an empty list means that everything is healthy.
 
     Raises:
-        CannotInspect: it could not test, or says what this release does not understand.
+        CannotInspect: DCGM could not test, or the output has an unknown form.
     """
     begin, end = text.find("{"), text.rfind("}")
     try:
@@ -131,8 +131,7 @@ def parsed(text: str) -> list[DcgmIncident]:
             incident for kind, section in body.items() if kind != OVERALL for incident in _of_section(kind, section)
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = " ".join(text.split())[:200]
-        raise CannotInspect(f"dcgmi does not say how the GPUs are: {said or 'it wrote nothing'}") from None
+        raise CannotInspect(f"dcgmi does not report the health of the GPUs: {programs.excerpt(text)}") from None
     if overall != HEALTHY and overall not in VERDICTS:
         raise CannotInspect(f"dcgmi could not test: overall health is {overall!r}")
     if overall != HEALTHY and not incidents:
@@ -140,23 +139,23 @@ def parsed(text: str) -> list[DcgmIncident]:
     return incidents
 
 
-def places_of(text: str) -> dict[str, str]:
-    """Number of each GPU → its place on PCI, of what ``dcgmi discovery -l`` prints."""
-    found, number = {}, ""
+def pci_addresses_of(text: str) -> dict[str, str]:
+    """Parse the output of ``dcgmi discovery -l``: DCGM's number of each GPU → its PCI address."""
+    addresses, number = {}, ""
     for line in text.splitlines():
         if match := LISTED.match(line):
             number = match["id"] or number
             if match["what"] == "PCI Bus ID" and number:
-                found[number] = match["value"]
-    return found
+                addresses[number] = match["value"]
+    return addresses
 
 
 def _of_section(kind: str, section: Mapping[str, Any]) -> Iterator[DcgmIncident]:
     for number, part in section.get("children", {}).items():
         watches = part.get("children", {}).get("Errors", {}).get("children", {})
-        for watch, said in watches.items():
-            if reason := VERDICTS.get(said["value"]):
-                lines = " ".join(map(str, said.get("overflow", [])))
-                yield DcgmIncident(kind, number, reason, f"{watch}: {lines or said['value']}")
+        for watch, state in watches.items():
+            if reason := VERDICTS.get(state["value"]):
+                lines = " ".join(map(str, state.get("overflow", [])))
+                yield DcgmIncident(kind, number, reason, f"{watch}: {lines or state['value']}")
         if not watches and (reason := VERDICTS.get(part.get("value", ""))):
             yield DcgmIncident(kind, number, reason, f"{kind} {number}: {part['value']}")

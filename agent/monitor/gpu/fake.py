@@ -1,10 +1,10 @@
-"""Fake GPUs, described by a file: they stand where there is no hardware, for drills and tests.
+"""Simulated GPUs for drills and tests, which a file describes.
 
-The file is JSON, read anew for each reading, so that a fault can be put into it while the agent runs::
+The file is JSON. It is read for each reading, so that a fault can be added to it while the agent runs::
 
     {"driver": "fake", "gpus": [{}, {"temperature_c": 95}, {"lost": true}, {"missing": true}]}
 
-``{}`` is a healthy GPU; what there is beyond that is in ``FakeGpu`` and ``FakeGpus``.
+``{}`` is a healthy GPU. ``FakeGpu`` and ``FakeGpus`` have all fields.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from agent.monitor.gpu.reading import FabricReading, GpuReading, GpusReading, Gp
 from everstep.errors import ConfigError
 
 NVLINKS = 18
-"""An H100 has this many."""
+"""Number of NVLinks of an H100."""
 
 
 class FakeGpu(BaseModel):
-    """One GPU: by default healthy and at work, with the values of an H100."""
+    """A simulated GPU: by default healthy and busy, with the values of an H100."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     missing: bool = False
-    """It is on PCI, and the driver does not show it."""
+    """Whether the driver does not list it although it is on the PCI bus."""
     lost: bool = False
     reset_required: bool = False
     denied: bool = False
     bus_id: str = ""
-    """Place on PCI; by default made of its number."""
+    """PCI address; by default it is derived from its position in the list."""
     uuid: str = ""
     name: str = "Fake H100 80GB HBM3"
     temperature_c: int = 45
@@ -43,7 +43,7 @@ class FakeGpu(BaseModel):
     power_w: float = 400.0
     utilization: int = 90
     clocks_event_reasons: int = 0
-    """Bits as NVML has them: 8 slowed down by the hardware, 64 for heat, 128 by the power supply."""
+    """NVML's bits for the reasons of a slow clock: 8 hardware, 64 heat, 128 power supply."""
     ecc_uncorrected: int = 0
     ecc_corrected: int = 0
     remap_pending: bool = False
@@ -52,9 +52,9 @@ class FakeGpu(BaseModel):
     pcie_width: int = 16
     pcie_replays: int = 0
     nvlinks_down: list[int] = Field(default_factory=list)
-    """Numbers of links that are down, of 18."""
+    """Numbers, from 0 to 17, of the links that are down."""
     nvlink_crc_errors: int = 0
-    """Each link has this many."""
+    """Number of errors of each link."""
     nvlink_recoveries: int = 0
     fabric_state: int = 3
     fabric_status: int = 0
@@ -63,66 +63,66 @@ class FakeGpu(BaseModel):
 
 
 class FakeGpus(BaseModel):
-    """All GPUs of a machine, and what goes wrong with the driver."""
+    """All simulated GPUs of a machine, and faults of the driver."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     driver: str = "fake"
     gpus: list[FakeGpu] = Field(default_factory=list)
     trouble: Literal["library missing", "driver not loaded", "driver mismatch", "denied", "other"] | None = None
-    """None can be read."""
+    """Why no GPU can be read; None: they can."""
     hang_s: float = Field(default=0.0, ge=0)
-    """A reading takes this long."""
+    """Time that a reading takes, seconds."""
     crash: bool = False
-    """The process that reads is killed by a segmentation fault."""
+    """Whether the reading process is killed by a segmentation fault."""
 
 
 class FakeReader:
-    """Reads GPUs from a file.
+    """Reads simulated GPUs.
 
     Args:
-        path: Of the file.
+        path: Path of the file that describes them.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> GpusReading:
-        """What the file describes now.
+        """Return the GPUs that the file describes now.
 
         Raises:
-            ConfigError: it cannot be read; the message says what is wrong with it.
+            ConfigError: the file cannot be read, or its contents are wrong.
         """
         described = self._described()
         if described.crash:
             os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(described.hang_s)
-        places = [gpu.bus_id or f"0000:{index + 1:02x}:00.0" for index, gpu in enumerate(described.gpus)]
+        addresses = [gpu.bus_id or f"0000:{index + 1:02x}:00.0" for index, gpu in enumerate(described.gpus)]
         if described.trouble:
-            return GpusReading(GpuTrouble(described.trouble), f"the fake driver: {described.trouble}", on_bus=places)
-        shown = [(place, gpu) for place, gpu in zip(places, described.gpus, strict=True) if not gpu.missing]
-        gpus = [_reading(index, place, gpu) for index, (place, gpu) in enumerate(shown)]
-        return GpusReading(driver=described.driver, gpus=gpus, on_bus=sorted(places))
+            return GpusReading(GpuTrouble(described.trouble), f"the fake driver: {described.trouble}", on_bus=addresses)
+        shown = [(address, gpu) for address, gpu in zip(addresses, described.gpus, strict=True) if not gpu.missing]
+        gpus = [_reading(index, address, gpu) for index, (address, gpu) in enumerate(shown)]
+        return GpusReading(driver=described.driver, gpus=gpus, on_bus=sorted(addresses))
 
     def _described(self) -> FakeGpus:
         try:
             return FakeGpus.model_validate_json(self._path.read_bytes())
         except OSError as error:
-            raise ConfigError(f"{self._path}: the description of fake GPUs cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{self._path}: the simulated GPUs cannot be read: {error.strerror}") from error
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise ConfigError(f"{self._path}: {place} is {first.get('input')!r}: {first['msg']}") from None
+            field = ".".join(map(str, first["loc"])) or "the file"
+            raise ConfigError(f"{self._path}: {field} is {first.get('input')!r}: {first['msg']}") from None
 
 
-def _reading(index: int, place: str, gpu: FakeGpu) -> GpuReading:
+def _reading(index: int, address: str, gpu: FakeGpu) -> GpuReading:
     troubles = {
         GpuTrouble.LOST: gpu.lost,
         GpuTrouble.RESET_REQUIRED: gpu.reset_required,
         GpuTrouble.DENIED: gpu.denied,
     }
-    if trouble := next((trouble for trouble, so in troubles.items() if so), None):
-        # As NVML does: of a GPU that is lost not even its place can be asked.
+    if trouble := next((trouble for trouble, is_set in troubles.items() if is_set), None):
+        # As with NVML, not even the PCI address of such a GPU can be read.
         return GpuReading(index, trouble=trouble, text=f"the fake GPU: {trouble}")
     links = [
         NvLinkReading(link, link not in gpu.nvlinks_down, 0, gpu.nvlink_recoveries, gpu.nvlink_crc_errors)
@@ -130,8 +130,8 @@ def _reading(index: int, place: str, gpu: FakeGpu) -> GpuReading:
     ]
     return GpuReading(
         index=index,
-        bus_id=place,
-        uuid=gpu.uuid or f"GPU-fake-{place}",
+        bus_id=address,
+        uuid=gpu.uuid or f"GPU-fake-{address}",
         name=gpu.name,
         shutdown_c=92,
         slowdown_c=87,

@@ -1,4 +1,4 @@
-"""The inspection of GPUs: asks the process that reads them, and applies rules to each reading."""
+"""The inspection of GPUs by NVML: it reads them through a process, and applies rules to each reading."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ RULES: tuple[GpuRule, ...] = (
     links.fabric,
 )
 FAULT_FROM_MISS = 2
-"""The driver hangs from this many readings on that were missed one after the other; before, nothing is concluded."""
+"""Number of consecutive readings without an answer after which the driver is faulty; before that it is unknown."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)
-"""A process in which the library said this says it again, whatever was done about it."""
+"""Troubles that a process with the loaded library reports for ever, even after a repair, so that it has to be ended."""
 FAKE, REAL = "fake", "nvml"
 
 
 class GpuInspection(Inspection):
-    """Reads all GPUs in a process of its own, compares with what is known of each, and with how many there were.
+    """Reads all GPUs in a process of its own, and compares them with earlier readings and with their earlier number.
 
-    What it keeps: ``most``, the number of GPUs there once were, and ``places``, where; of each GPU what ``GpuKnown``
-    has; events that count for some time; how many readings were missed in a row, and the process that is stuck in the
-    driver.
+    The kept state has: ``most``, the largest number of GPUs so far; ``places``, their PCI addresses by number;
+    ``known``, the state of each GPU's ``GpuKnown``; active events; the number of consecutive readings without an
+    answer; and the process that hangs in the driver.
     """
 
     name: ClassVar[str] = "gpu"
-    inspects: ClassVar[str] = "GPUs by NVML: there, usable, memory errors, heat, power, PCIe, NVLink, fabric, driver"
+    inspects: ClassVar[str] = "GPUs by NVML: missing, unusable, memory, heat, power, PCIe, NVLink, fabric, driver"
     reasons: ClassVar[tuple[Reason, ...]] = (*available.REASONS, *memory.REASONS, *heat.REASONS, *links.REASONS)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("gpu_count", "", "GPUs of the machine"),
         ("gpu_processes", "gpu UUID pci_bus_id modelName", "processes that compute on the GPU"),
         ("gpu_nvlinks_up", "gpu UUID pci_bus_id modelName", "NVLinks of the GPU that are up"),
-        *((name, "gpu UUID pci_bus_id modelName", "as of dcgm-exporter") for name in EXPORTED),
+        *((name, "gpu UUID pci_bus_id modelName", "as in dcgm-exporter") for name in EXPORTED),
     )
     limits_type: ClassVar[type[Limits]] = GpuLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {available.COUNT.code: ("most", "places")}
@@ -66,20 +66,20 @@ class GpuInspection(Inspection):
         self._last: list[Finding] = []
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """GPUs and links that were there are expected again; counters begin anew, and events are over."""
+        """Keep which GPUs and links are expected. Counters begin anew, and events are over."""
         known = {uuid: {"links": gpu.get("links", [])} for uuid, gpu in kept.get("known", {}).items()}
         return {name: kept[name] for name in ("source", "most", "places") if name in kept} | {"known": known}
 
     def forget(self, reason: str) -> None:
-        """Which links were up is known of each GPU."""
+        """Also forget the kept state of each GPU about links that were up."""
         super().forget(reason)
-        self._last = [found for found in self._last if found.reason != reason]
+        self._last = [finding for finding in self._last if finding.reason != reason]
         if reason == links.NVLINK_DOWN.code:
             for known in self.kept.get("known", {}).values():
                 known["links"] = []
 
     def inspect(self) -> InspectionResult:
-        """Read once."""
+        """Read all GPUs once, and apply the rules."""
         self._choose()
         if self._source == REAL and not pci.worth_reading(self.site.sys, self.site.proc, self.dev):
             if not self._expected([]):
@@ -93,15 +93,15 @@ class GpuInspection(Inspection):
         self.kept["missed"] = 0
         no_library = reading.trouble is GpuTrouble.LIBRARY_MISSING
         if no_library and not self._expected([]) and self._source == REAL and pci.all_have_drivers(self.site.sys):
-            return InspectionResult(note="the machine has NVIDIA GPUs, and none is given to the agent")
+            return InspectionResult(note="the machine has NVIDIA GPUs, but the agent may not use any")
         return self._judged(reading)
 
     def close(self) -> None:
-        """End the process that reads."""
+        """End the reading process."""
         self._process.close()
 
     def _choose(self) -> None:
-        """Take fake GPUs where a file describes them; what is known of real ones says nothing of those."""
+        """Read simulated GPUs if a file describes them. The state of real GPUs is not compared with them."""
         fake = self.site.fake_gpus
         source = FAKE if fake and fake.exists() else REAL
         if source == self._source:
@@ -117,105 +117,109 @@ class GpuInspection(Inspection):
     def _read(self) -> GpusReading:
         pid, start = self.kept.get("stuck", (0, 0))
         if pid and pid != self._process.pid and procfs.is_alive(pid, start):
-            # An earlier agent started it; another process would wait for the same.
+            # An earlier agent started it. Another process would hang too.
             raise GpusSilent(f"process {pid} still waits in the driver", stuck=True)
         return self._process.read(self.limits.answer_s, self.limits.start_s)
 
     def _hangs(self, silent: GpusSilent) -> InspectionResult:
-        """The findings of before stay: the GPUs could not be read."""
+        """Return the finding that the driver hangs, together with all earlier findings, which nothing has refuted."""
         missed = self.kept["missed"] = self.kept.get("missed", 0) + 1
         if silent.stuck and (stuck := procfs.process_of(self._process.pid)):
             self.kept["stuck"] = [stuck.pid, stuck.start]
         reason, sure = available.HANGS, silent.stuck and missed >= FAULT_FROM_MISS
         verdict = reason.verdict if missed >= FAULT_FROM_MISS else Health.UNKNOWN
         text = f"{reason.means}, {missed} times in a row"
-        seen = GpuProblem(
+        problem = GpuProblem(
             replace(reason, sure=sure, verdict=verdict), text if missed > 1 else reason.means, str(silent)
         )
-        before = [found for found in self._last if found.reason != reason.code]
-        return InspectionResult([self._finding(seen, ""), *before])
+        before = [finding for finding in self._last if finding.reason != reason.code]
+        return InspectionResult([self._finding(problem, ""), *before])
 
     def _judged(self, reading: GpusReading) -> InspectionResult:
         now_ns = self.site.now_ns()
-        now: list[Finding] = []
+        findings: list[Finding] = []
         if reading.trouble:
             had_gpus = self._expected([]) > 0
-            now += [self._finding(seen, "") for seen in available.of_all(reading, had_gpus=had_gpus)]
+            findings += [self._finding(problem, "") for problem in available.of_all(reading, had_gpus=had_gpus)]
         else:
-            for gpu, place in self._placed(reading):
-                item = item_of(place, gpu.index)
+            for gpu, address in self._with_addresses(reading):
+                item = item_of(address, gpu.index)
                 if gpu.trouble:
-                    now += [self._finding(seen, item) for seen in available.of_one(gpu)]
+                    findings += [self._finding(problem, item) for problem in available.of_one(gpu)]
                     continue
-                for seen in self._seen(gpu, item, now_ns):
-                    if seen.lasts_s:
-                        self.note(self._finding(seen, item), at_ns=now_ns, lasts_s=seen.lasts_s)
+                for problem in self._problems(gpu, item, now_ns):
+                    if problem.lasts_s:
+                        self.note(self._finding(problem, item), at_ns=now_ns, lasts_s=problem.lasts_s)
                     else:
-                        now.append(self._finding(seen, item))
-            now += self._missing(reading)
+                        findings.append(self._finding(problem, item))
+            findings += self._missing(reading)
             self._remember(reading)
-        if self._holds_up(reading, now):
+        if self._must_end_process(reading, findings):
             self._process.end()
-        self._last = [*now, *self.noted()]
+        self._last = [*findings, *self.noted()]
         return InspectionResult(self._last, measures(reading), facts(reading))
 
-    def _seen(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuProblem]:
-        """What the rules report of one GPU that could be read; brings up to date what is known of it."""
+    def _problems(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuProblem]:
+        """Apply the rules to one GPU that could be read, and update its kept state."""
         name = gpu.uuid or item
         known = GpuKnown(self.kept.setdefault("known", {}).get(name, {}))
-        if known.went_back("ecc", gpu.ecc_uncorrected):  # it was reset: what was is over
-            mine = (self.name, memory.ECC.code, item)
+        if known.went_back("ecc", gpu.ecc_uncorrected):  # the GPU was reset, so its memory errors are over
+            ended = (self.name, memory.ECC.code, item)
             kept = self.kept.get("events", [])
-            self.kept["events"] = [event for event in kept if Finding.model_validate(event["finding"]).key != mine]
+            self.kept["events"] = [event for event in kept if Finding.model_validate(event["finding"]).key != ended]
         seconds = max(now_ns - known.seen_ns, 0) / 1e9 if known.seen_ns else 0.0
         for rule in RULES:
             yield from rule(gpu, known, self.limits, seconds)
         known.seen_ns = now_ns
         self.kept["known"][name] = known.kept()
 
-    def _placed(self, reading: GpusReading) -> list[tuple[GpuReading, str]]:
-        """Each GPU with its place on PCI. One that is lost does not say it: it is where it was, or what is left."""
+    def _with_addresses(self, reading: GpusReading) -> list[tuple[GpuReading, str]]:
+        """Return each GPU with its PCI address, empty if it is not known.
+
+        A lost GPU does not report its address: it is the only address that no other GPU has, or its earlier one.
+        """
         taken = {gpu.bus_id for gpu in reading.gpus if gpu.bus_id}
-        left = [place for place in reading.on_bus if place not in taken]
+        free = [address for address in reading.on_bus if address not in taken]
         silent = [gpu for gpu in reading.gpus if not gpu.bus_id]
-        placed = []
+        only = free[0] if len(free) == len(silent) == 1 else ""
+        result = []
         for gpu in reading.gpus:
-            was = self.kept.get("places", {}).get(str(gpu.index), "")
-            only = left[0] if len(left) == len(silent) == 1 else ""
-            placed.append((gpu, gpu.bus_id or only or (was if was not in taken else "")))
-        return placed
+            earlier = self.kept.get("places", {}).get(str(gpu.index), "")
+            result.append((gpu, gpu.bus_id or only or (earlier if earlier not in taken else "")))
+        return result
 
     def _expected(self, on_bus: list[str]) -> int:
-        """How many GPUs there should be."""
+        """Return how many GPUs there should be."""
         if self.limits.gpus is not None:
             return int(self.limits.gpus)
         return max(int(self.kept.get("most", 0)), len(on_bus))
 
     def _missing(self, reading: GpusReading) -> list[Finding]:
-        """GPUs that are on PCI and not shown by the driver, or that were there and are not."""
+        """Return findings about GPUs that the driver does not list, although they are on the PCI bus or were before."""
         short = self._expected(reading.on_bus) - len(reading.gpus)
         if short <= 0:
             return []
-        present = {place for _, place in self._placed(reading)}
+        present = {address for _, address in self._with_addresses(reading)}
         gone = sorted(({*reading.on_bus, *self.kept.get("places", {}).values()}) - present)
-        evidence = f"{len(reading.gpus)} of {len(reading.gpus) + short} GPUs are there"
-        if len(gone) != short:  # which ones are missing is not known
+        evidence = f"{len(reading.gpus)} of {len(reading.gpus) + short} GPUs are present"
+        if len(gone) != short:  # it is not known which GPUs are missing
             return [self._finding(GpuProblem(available.COUNT, f"GPUs are missing: {evidence}", evidence), "")]
         text = f"{available.COUNT.means}: {evidence}"
-        return [self._finding(GpuProblem(available.COUNT, text, evidence), item_of(place, -1)) for place in gone]
+        return [self._finding(GpuProblem(available.COUNT, text, evidence), item_of(address, -1)) for address in gone]
 
     def _remember(self, reading: GpusReading) -> None:
         most = self.kept["most"] = max(self.kept.get("most", 0), len(reading.gpus))
         if len(reading.gpus) == most and all(gpu.bus_id for gpu in reading.gpus):
             self.kept["places"] = {str(gpu.index): gpu.bus_id for gpu in reading.gpus}
             present = {gpu.uuid or item_of(gpu.bus_id, gpu.index) for gpu in reading.gpus}
-            self.kept["known"] = {name: one for name, one in self.kept["known"].items() if name in present}
+            self.kept["known"] = {name: known for name, known in self.kept["known"].items() if name in present}
 
-    def _holds_up(self, reading: GpusReading, now: list[Finding]) -> bool:
-        """Whether the process is better ended: a GPU cannot be reset while it is open, nor what is new be seen."""
-        counted = any(found.reason == available.COUNT.code for found in now)
-        asked = any(gpu.trouble or gpu.recovery_action or gpu.remap_pending for gpu in reading.gpus)
-        return counted or asked or reading.trouble in LOADED
+    def _must_end_process(self, reading: GpusReading, findings: list[Finding]) -> bool:
+        """Return whether the reading process is in the way: it prevents a reset of a GPU, and does not see new GPUs."""
+        are_missing = any(finding.reason == available.COUNT.code for finding in findings)
+        need_reset = any(gpu.trouble or gpu.recovery_action or gpu.remap_pending for gpu in reading.gpus)
+        return are_missing or need_reset or reading.trouble in LOADED
 
-    def _finding(self, seen: GpuProblem, item: str) -> Finding:
-        return self.finding(seen.reason, item, *([seen.evidence] if seen.evidence else []), text=seen.text)
+    def _finding(self, problem: GpuProblem, item: str) -> Finding:
+        evidence = [problem.evidence] if problem.evidence else []
+        return self.finding(problem.reason, item, *evidence, text=problem.text)

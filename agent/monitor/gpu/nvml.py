@@ -1,9 +1,8 @@
-"""Reads the GPUs of the machine by NVML, NVIDIA's library for that (package nvidia-ml-py).
+"""Reads the GPUs of the machine by NVML, NVIDIA's management library (package nvidia-ml-py).
 
-Only the child process (``agent.monitor.gpu.child``) does so: a call may hang in the driver and never come back. What a
-device, a driver or the package does not know is None. The library stays open from one reading to the next, for to
-open it takes seconds where nothing else keeps the GPUs initialised; the agent ends the process where that is in the
-way, as of a reset.
+Only the child process (``agent.monitor.gpu.child``) uses it, because a call may hang in the driver for ever. A value
+that the device, the driver or the package does not support is None. The library stays open between readings, because
+opening it may take seconds. The agent ends the process if the open library is in the way, e.g. of a reset.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ ABSENT = (
     pynvml.NVML_ERROR_DEPRECATED,
     pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
 )
-"""Errors that say that there is nothing to read: of one value they are no trouble."""
+"""Errors that mean that a value is not supported or not permitted, which is no trouble."""
 OF_THE_GPU = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
 )
-"""Errors that say something of the GPU, whatever was asked."""
+"""Errors that are about the GPU and not about the requested value."""
 MEMORY_TEMPERATURE = 82
 RECOVERY_ACTION = 230
-"""Numbers of fields (NVML_FI_DEV_…); releases of the package that do not name the second can ask for it too."""
+"""Numbers of fields (NVML_FI_DEV_…). Old releases of the package can read the second although they do not name it."""
 MILLIWATT = 1000.0
 _THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
 _ECC = "nvmlDeviceGetTotalEccErrors"
@@ -66,7 +65,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "ecc_uncorrected": (_ECC, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
     "ecc_corrected": (_ECC, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
 }
-"""Field of a reading → the call that gives it, with what it is asked beside the GPU."""
+"""Field of a reading → the call that reads it, and its arguments after the GPU."""
 NVLINK_COUNTERS = {
     "replays": pynvml.NVML_NVLINK_ERROR_DL_REPLAY,
     "recoveries": pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
@@ -75,12 +74,12 @@ NVLINK_COUNTERS = {
 
 
 class NvmlReader:
-    """The GPUs that NVML shows this process.
+    """Reads the GPUs that NVML shows to this process.
 
     Args:
-        sys: Where /sys is.
-        proc: Where /proc is.
-        dev: Where /dev is.
+        sys: Path of /sys.
+        proc: Path of /proc.
+        dev: Path of /dev.
     """
 
     def __init__(self, sys: Path = Path("/sys"), proc: Path = PROC, dev: Path = Path("/dev")) -> None:
@@ -88,7 +87,7 @@ class NvmlReader:
         self._open = False
 
     def read(self) -> GpusReading:
-        """All GPUs now; opens the library where that has not worked yet."""
+        """Read all GPUs; opens the library unless it is open."""
         reading = GpusReading(on_bus=pci.expected(*self._paths))
         try:
             if not self._open:
@@ -97,7 +96,7 @@ class NvmlReader:
             reading.driver = str(_ask({}, "driver", "nvmlSystemGetDriverVersion") or "")
             reading.gpus = [_read_one(index) for index in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
-            reading.trouble, reading.text = _trouble(error), _said(error)
+            reading.trouble, reading.text = _trouble(error), _message(error)
         return reading
 
 
@@ -105,15 +104,15 @@ def _trouble(error: Any) -> GpuTrouble:
     return TROUBLES.get(error.value, GpuTrouble.OTHER)
 
 
-def _said(error: Any) -> str:
+def _message(error: Any) -> str:
     return f"{error} (NVML error {error.value})"
 
 
 def _ask(errors: dict[str, str], name: str, function: str, *arguments: Any) -> Any:
-    """What a call of NVML answers; None: there is nothing, and where there should be, ``errors`` has the reason.
+    """Call NVML and return the value; None: there is no value, and ``errors`` has the error if there should be one.
 
     Raises:
-        NVMLError: it says something of the GPU and not of the value.
+        NVMLError: the error is about the GPU and not about the value.
     """
     try:
         return getattr(pynvml, function)(*arguments)
@@ -123,7 +122,7 @@ def _ask(errors: dict[str, str], name: str, function: str, *arguments: Any) -> A
         if error.value in OF_THE_GPU:
             raise
         if error.value not in ABSENT:
-            errors[name] = _said(error)
+            errors[name] = _message(error)
         return None
 
 
@@ -132,7 +131,7 @@ def _read_one(index: int) -> GpuReading:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         pci_info = _ask(gpu.errors, "bus_id", "nvmlDeviceGetPciInfo", handle)
-        gpu.bus_id = _place(pci_info.busId) if pci_info else ""
+        gpu.bus_id = _address(pci_info.busId) if pci_info else ""
         gpu.uuid = str(_ask(gpu.errors, "uuid", "nvmlDeviceGetUUID", handle) or "")
         gpu.name = str(_ask(gpu.errors, "name", "nvmlDeviceGetName", handle) or "")
         for name, (function, *arguments) in NUMBERS.items():
@@ -143,18 +142,18 @@ def _read_one(index: int) -> GpuReading:
         gpu.nvlinks = _nvlinks(gpu.errors, handle)
         gpu.fabric = _fabric(gpu.errors, handle)
     except pynvml.NVMLError as error:
-        gpu.trouble, gpu.text = _trouble(error), _said(error)
+        gpu.trouble, gpu.text = _trouble(error), _message(error)
     return gpu
 
 
-def _place(bus_id: str | bytes) -> str:
-    """As sysfs writes it: four digits of the domain where they are enough, small letters."""
+def _address(bus_id: str | bytes) -> str:
+    """Convert a PCI address to the form of sysfs: lower case, and a domain of four digits if they suffice."""
     text = (bus_id.decode() if isinstance(bus_id, bytes) else bus_id).lower()
     return text[4:] if text.startswith("0000") and text.find(":") == 8 else text
 
 
 def _read_several(gpu: GpuReading, handle: Any) -> None:
-    """What is no single whole number."""
+    """Read the values that are not a single integer."""
     power = _ask(gpu.errors, "power_w", "nvmlDeviceGetPowerUsage", handle)
     limit = _ask(gpu.errors, "power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle)
     gpu.power_w = None if power is None else power / MILLIWATT
@@ -171,7 +170,7 @@ def _read_several(gpu: GpuReading, handle: Any) -> None:
 
 
 def _read_fields(gpu: GpuReading, handle: Any) -> None:
-    """What is asked for by number: each answer has an error of its own."""
+    """Read the values that have numbers of fields; each answer has an error code of its own."""
     answers = _ask(gpu.errors, "fields", "nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE, RECOVERY_ACTION])
     values = {
         int(answer.fieldId): int(answer.value.uiVal)
@@ -183,7 +182,7 @@ def _read_fields(gpu: GpuReading, handle: Any) -> None:
 
 
 def _nvlinks(errors: dict[str, str], handle: Any) -> list[NvLinkReading]:
-    """All that there are: the others cannot be asked."""
+    """Read all NVLinks that the GPU has; NVML returns an error for other numbers."""
     found = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         state = _ask({}, "", "nvmlDeviceGetNvLinkState", handle, link)
@@ -191,7 +190,7 @@ def _nvlinks(errors: dict[str, str], handle: Any) -> list[NvLinkReading]:
             continue
         nvlink = NvLinkReading(link, bool(state))
         for name, counter in NVLINK_COUNTERS.items():
-            # A link that is down has no counters; that they cannot be read says nothing beyond that.
+            # A link that is down has no counters, so an error of them is not reported.
             into = errors if nvlink.up else {}
             setattr(
                 nvlink,
@@ -203,9 +202,9 @@ def _nvlinks(errors: dict[str, str], handle: Any) -> list[NvLinkReading]:
 
 
 def _fabric(errors: dict[str, str], handle: Any) -> FabricReading | None:
-    """By the newest structure that package and driver both know.
+    """Read the state in the NVSwitch fabric, by the newest structure that package and driver both know.
 
-    The package's name ``c_nvmlGpuFabricInfoV_t`` stands for version 2, which is too small for an answer of version 3.
+    The name ``c_nvmlGpuFabricInfoV_t`` of the package means version 2, which is too small for an answer of version 3.
     """
     for name in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         if structure := getattr(pynvml, name, None):

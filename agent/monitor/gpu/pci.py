@@ -1,8 +1,8 @@
-"""The NVIDIA GPUs on PCI, as the kernel lists them: there without a driver, and after a GPU has failed.
+"""Lists the NVIDIA GPUs on the PCI bus from sysfs, which shows them without a driver and after they have failed.
 
-A container sees all devices of its machine in sysfs and may use those that were given to it: for these it has a
-device node. So a GPU with a driver counts as one that should be readable only where its node is; one whose driver
-gave it up does, where other GPUs have theirs.
+A container sees all devices of its machine in sysfs, but has device nodes only for those that it may use. A GPU with a
+driver should therefore be readable if its device node exists. A GPU without a driver, because the driver gave it up,
+should be readable if other GPUs of the machine are.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from everstep.system.procfs import nvidia_driver, nvidia_gpus
 
 VENDOR = "0x10de"
 CLASSES = ("0x0300", "0x0302")
-"""Display controllers with and without an output; the last two digits are the programming interface."""
+"""Beginnings of the PCI classes of display controllers, with and without an output."""
 DRIVER = "nvidia"
 
 
 def on_bus(sys: Path) -> dict[str, str]:
-    """Place on PCI → name of its driver, empty where none has it; of all NVIDIA GPUs.
+    """Return the PCI address of each NVIDIA GPU, with the name of its driver; empty: it has no driver.
 
     Args:
-        sys: Where /sys is.
+        sys: Path of /sys.
     """
     found = {}
     for device in sorted((sys / "bus/pci/devices").glob("*")):
@@ -31,26 +31,28 @@ def on_bus(sys: Path) -> dict[str, str]:
                 driver = device / "driver"
                 found[device.name.lower()] = driver.readlink().name if driver.is_symlink() else ""
         except OSError:
-            continue  # it went away meanwhile
+            continue  # it was removed meanwhile
     return found
 
 
 def expected(sys: Path, proc: Path, dev: Path) -> list[str]:
-    """Places on PCI of the GPUs that should be readable here."""
+    """Return the PCI addresses of the GPUs that should be readable on this machine or in this container."""
     drivers = on_bus(sys)
-    minors = {place: gpu.get("Device Minor") for place, gpu in nvidia_gpus(proc).items()}
-    given = [
-        place for place, driver in drivers.items() if driver == DRIVER and (dev / f"nvidia{minors.get(place)}").exists()
+    minors = {address: gpu.get("Device Minor") for address, gpu in nvidia_gpus(proc).items()}
+    usable = [
+        address
+        for address, driver in drivers.items()
+        if driver == DRIVER and (dev / f"nvidia{minors.get(address)}").exists()
     ]
-    given_up = [place for place, driver in drivers.items() if not driver] if given else []
-    return sorted([*given, *given_up])
+    given_up = [address for address, driver in drivers.items() if not driver] if usable else []
+    return sorted([*usable, *given_up])
 
 
 def worth_reading(sys: Path, proc: Path, dev: Path) -> bool:
-    """Whether there is anything of an NVIDIA GPU here."""
+    """Return whether the machine has an NVIDIA GPU or its driver."""
     return bool(nvidia_driver(proc)) or (dev / "nvidiactl").exists() or bool(on_bus(sys))
 
 
 def all_have_drivers(sys: Path) -> bool:
-    """Whether each GPU on PCI has a driver: where NVML's library is missing too, they are for others to use."""
+    """Return whether each GPU has a driver. If NVML's library is missing too, the GPUs are for other containers."""
     return all(on_bus(sys).values())

@@ -1,7 +1,7 @@
-"""The agent's end of the process that reads GPUs: asks, waits for so long, and ends a process that does not answer.
+"""The agent's side of the process that reads GPUs: sends requests, and kills a process that does not answer in time.
 
-A process that waits in the driver may not die of SIGKILL. As long as it is there no second one is started: it would
-wait for the same.
+A process that waits in the driver may survive SIGKILL. As long as it exists, no second process is started, because that
+one would hang too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from everstep.system import procfs
 
 MODULE = "agent.monitor.gpu.child"
 DIES_S = 1.0
-"""A process that was killed has this long to be gone."""
+"""Time in which a killed process has to disappear, seconds."""
 ERROR_BYTES = 2000
-"""Longest part of its error output that is reported when it crashes."""
+"""Largest part of the error output of a crashed process that is read."""
 ANSWER_BYTES = 16 << 20
-"""An answer that is longer is none (16 GPUs have some 100 KB)."""
+"""Largest length of an answer (that of 16 GPUs has about 100 KB)."""
 
 
 class GpusSilent(Exception):
     """The process that reads GPUs did not answer in time.
 
     Args:
-        text: What was waited for.
-        stuck: It was killed and is still there: it waits in the kernel, and so in the driver.
+        text: The message.
+        stuck: Whether the process still exists after SIGKILL, which means that it waits in the driver.
     """
 
     def __init__(self, text: str, *, stuck: bool) -> None:
@@ -43,18 +43,18 @@ class GpusSilent(Exception):
 
 
 class _Answer(BaseModel):
-    """What the process says; a release beside this one may say more."""
+    """An answer of the process. Unknown fields from another release are ignored."""
 
     reading: GpusReading | None = None
     cannot: str = ""
 
 
 class GpuProcess:
-    """One process at a time, started when it is needed.
+    """Starts the process that reads GPUs when it is needed, and reads through it.
 
     Args:
-        arguments: Of the module.
-        command: Another program, for tests.
+        arguments: Arguments of ``agent.monitor.gpu.child``.
+        command: Another program in its place, for tests.
     """
 
     def __init__(self, arguments: Sequence[str] = (), command: Sequence[str] = ()) -> None:
@@ -62,24 +62,24 @@ class GpuProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = -1
         self._fresh = True
-        """It has not answered yet."""
+        """Whether the process has not answered yet."""
         self._killed = False
 
     @property
     def pid(self) -> int:
-        """Id of the process; 0: there is none."""
+        """Pid of the process; 0: there is none."""
         return self._process.pid if self._process else 0
 
     def read(self, answer_s: float, start_s: float) -> GpusReading:
-        """All GPUs now.
+        """Read all GPUs.
 
         Args:
-            answer_s: The process has this long to answer, seconds …
-            start_s: … and this long the first time: it initialises the GPUs.
+            answer_s: Longest wait for an answer, seconds.
+            start_s: Longest wait for the first answer, which includes the initialisation of the GPUs, seconds.
 
         Raises:
-            GpusSilent: it did not answer, and was killed.
-            CannotInspect: it ended, cannot be started, or says that it cannot.
+            GpusSilent: the process did not answer and was killed.
+            CannotInspect: the process cannot be started, ended, or answered that it cannot read.
         """
         if self._killed and not self._is_gone(0.0):
             raise GpusSilent(f"process {self.pid} still waits in the driver: {self._state()}", stuck=True)
@@ -96,13 +96,13 @@ class GpuProcess:
             answer = _Answer.model_validate_json(line)
         except ValidationError as error:
             self.end()
-            raise CannotInspect(f"{self._command[0]} answered something else: {error.errors()[0]['msg']}") from None
+            raise CannotInspect(f"the answer of {self._command[0]} is wrong: {error.errors()[0]['msg']}") from None
         if answer.reading is None:
-            raise CannotInspect(answer.cannot or "the process that reads GPUs says neither what it read nor why not")
+            raise CannotInspect(answer.cannot or "the process that reads GPUs answered neither a reading nor an error")
         return answer.reading
 
     def end(self) -> bool:
-        """Kill the process, if there is one; whether it is gone. The next reading starts another."""
+        """Kill the process, if there is one; returns whether it is gone. The next reading starts a new process."""
         process = self._process
         if process is None:
             return True
@@ -112,7 +112,7 @@ class GpuProcess:
         return self._is_gone(DIES_S)
 
     def close(self) -> None:
-        """Kill the process and wait for nothing; from any thread."""
+        """Kill the process without waiting; any thread may call this."""
         if process := self._process:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -129,10 +129,10 @@ class GpuProcess:
         self._errors, self._fresh, self._killed = errors, True, False
 
     def _ask(self, until: float) -> bytes | None:
-        """Its answer; None: it gave none in time.
+        """Send a request and return the answer; None: it did not arrive in time.
 
         Raises:
-            CannotInspect: it ended.
+            CannotInspect: the process ended.
         """
         process = self._process
         assert process and process.stdin and process.stdout
@@ -152,15 +152,15 @@ class GpuProcess:
             answer += more
             if len(answer) > ANSWER_BYTES:
                 self.end()
-                raise CannotInspect(f"{self._command[0]} answers without end")
+                raise CannotInspect(f"the answer of {self._command[0]} is too long")
         return bytes(answer)
 
     def _ended(self) -> CannotInspect:
-        """It ended by itself, of a crash in the library or the driver."""
+        """Return the error for a process that ended by itself, e.g. by a crash in the library or the driver."""
         assert self._process
-        said = os.pread(self._errors, ERROR_BYTES, max(os.fstat(self._errors).st_size - ERROR_BYTES, 0))
+        errors = os.pread(self._errors, ERROR_BYTES, max(os.fstat(self._errors).st_size - ERROR_BYTES, 0))
         self.end()
-        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return CannotInspect(f"the process that reads GPUs ended{f': {last}' if last else ', and wrote nothing'}")
 
     def _is_gone(self, patience_s: float) -> bool:
@@ -179,6 +179,6 @@ class GpuProcess:
         return True
 
     def _state(self) -> str:
-        """Whether it waits in the kernel, for the evidence."""
-        found = procfs.process_of(self.pid)
-        return f"{self.pid} is in state {found.state}" if found else f"{self.pid} is gone"
+        """Describe the state of the process, which shows whether it waits in the kernel."""
+        process = procfs.process_of(self.pid)
+        return f"{self.pid} is in state {process.state}" if process else f"{self.pid} is gone"

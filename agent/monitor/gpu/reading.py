@@ -1,8 +1,7 @@
-"""One reading of all GPUs, and its metrics, with the names and units of dcgm-exporter where it has them.
+"""The data of one reading of all GPUs, and its metrics, which have the names and units of dcgm-exporter if it has them.
 
-A reading is plain data, which goes as one line of JSON from the process that reads to the agent.
-
-Every value that a device, a driver or a release of the library does not have is None: that is never an alarm.
+The reading process sends a reading to the agent as one line of JSON. A value that the device, the driver or the library
+does not support is None, which is never reported as a fault.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ FIELDS = {
     "pcie_width": "DCGM_FI_DEV_PCIE_LINK_WIDTH",
     "pcie_replays": "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
 }
-"""Field of a reading → name."""
+"""Field of a reading → name of its metric."""
 OF_LINKS = {
     "replays": "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
     "recoveries": "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
     "crc_errors": "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
 }
-"""Field of an NVLink → name of the sum over all links of a GPU."""
+"""Field of an NVLink → name of the metric, which is the sum over all links of a GPU."""
 MEMORY_USED = "DCGM_FI_DEV_FB_USED"
 EXPORTED = (*FIELDS.values(), *OF_LINKS.values(), MEMORY_USED)
-"""All that have a name of dcgm-exporter."""
+"""All metrics that have names of dcgm-exporter."""
 
 
 class GpuTrouble(StrEnum):
     """Why a GPU, or all of them, cannot be read."""
 
     LIBRARY_MISSING = "library missing"
-    """NVML's library is not there (error 12)."""
+    """NVML's library is not installed (error 12)."""
     NO_DRIVER = "driver not loaded"
-    """The library is there, and the kernel's driver is not (error 9)."""
+    """The library is installed, and the kernel's driver is not loaded (error 9)."""
     MISMATCH = "driver mismatch"
-    """Library and driver are of different releases (error 18)."""
+    """Library and driver have different releases (error 18)."""
     DENIED = "denied"
-    """Not permitted (error 4)."""
+    """The agent is not permitted to read it (error 4)."""
     LOST = "lost"
     """The GPU has fallen off the bus (error 15)."""
     RESET_REQUIRED = "reset required"
@@ -63,7 +62,7 @@ class GpuTrouble(StrEnum):
     NO_POWER = "no power"
     """Its external power is not connected (error 8)."""
     OTHER = "other"
-    """Anything else; the text says what."""
+    """Another error, which the text describes."""
 
 
 @dataclass(slots=True)
@@ -74,24 +73,24 @@ class NvLinkReading:
     """Its number, from 0."""
     up: bool = True
     replays: int | None = None
-    """Transmissions that were repeated, since the driver was loaded."""
+    """Repeated transmissions since the driver was loaded."""
     recoveries: int | None = None
-    """Times that the link was trained anew."""
+    """How often the link was trained anew."""
     crc_errors: int | None = None
     """Flow control units with a wrong checksum."""
 
 
 @dataclass(slots=True)
 class FabricReading:
-    """How a GPU stands with the NVSwitch fabric: NVML's numbers."""
+    """The state of a GPU in the NVSwitch fabric, in NVML's numbers."""
 
     state: int = 0
-    """0 has none, 1 not started, 2 in progress, 3 completed."""
+    """State of the registration: 0 not supported, 1 not started, 2 in progress, 3 completed."""
     status: int = 0
-    """Error code of the registration, once it is completed; 0: none."""
+    """Error code of a completed registration; 0: it succeeded."""
     health_mask: int = 0
     summary: int = 0
-    """0 not known, 1 healthy, 2 unhealthy, 3 limited capacity."""
+    """0 unknown, 1 healthy, 2 unhealthy, 3 limited capacity."""
 
 
 @dataclass(slots=True)
@@ -101,102 +100,102 @@ class GpuReading:
     index: int
     """NVML's number."""
     bus_id: str = ""
-    """Place on PCI as sysfs writes it, e.g. ``0000:05:00.0``; empty: it could not be read."""
+    """PCI address as in sysfs, e.g. ``0000:05:00.0``; empty: it could not be read."""
     uuid: str = ""
     name: str = ""
     trouble: GpuTrouble | None = None
-    """Why it cannot be read; what is below is then missing."""
+    """Why it cannot be read; all fields after ``text`` are then missing."""
     text: str = ""
-    """What NVML said of the trouble."""
+    """NVML's message about the trouble."""
     temperature_c: int | None = None
     memory_temperature_c: int | None = None
     shutdown_c: int | None = None
-    """The device's own limits, degrees Celsius: at this one it is shut down …"""
+    """Temperature at which the device is shut down."""
     slowdown_c: int | None = None
-    """… slowed down by the hardware …"""
+    """Temperature at which the hardware slows it down."""
     max_c: int | None = None
-    """… slowed down by the driver."""
+    """Temperature at which the driver slows it down."""
     memory_max_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    """As it is enforced."""
+    """The enforced limit."""
     sm_clock_mhz: int | None = None
     utilization: int | None = None
-    """Per cent of the last moments in which a kernel ran on it."""
+    """Share of the last sampling period in which a kernel ran on it, per cent."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     clocks_event_reasons: int | None = None
-    """Why it runs slower than it could: bits as NVML has them."""
+    """Why its clock is reduced: NVML's bits."""
     ecc_uncorrected: int | None = None
-    """Memory errors since the driver was loaded or the GPU reset (volatile)."""
+    """Memory errors since the driver was loaded or the GPU was reset (volatile)."""
     ecc_corrected: int | None = None
     remapped_corrected: int | None = None
-    """Rows of memory that were replaced, ever: because of errors that were corrected …"""
+    """Number of memory rows that were ever replaced because of corrected errors."""
     remapped_uncorrected: int | None = None
-    """… and that were not."""
+    """Number of memory rows that were ever replaced because of uncorrected errors."""
     remap_pending: bool | None = None
     """A row will be replaced at the next reset."""
     remap_failed: bool | None = None
     """A row could not be replaced."""
     recovery_action: int | None = None
-    """What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover IMEX, 6 bus
+    """Action that the driver requests: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 recover IMEX, 6 bus
     reset, 7 system reboot."""
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
-    """The best that device and machine can do together."""
+    """The highest generation that device and machine support together."""
     pcie_width: int | None = None
-    """Lanes."""
+    """Number of lanes."""
     pcie_width_max: int | None = None
     pcie_replays: int | None = None
-    """Transmissions that were repeated, since the GPU was reset."""
+    """Repeated transmissions since the GPU was reset."""
     nvlinks: list[NvLinkReading] = field(default_factory=list)
     fabric: FabricReading | None = None
     processes: list[int] | None = None
-    """Process ids of what computes on it, as the machine itself numbers them."""
+    """Pids, in the machine's own namespace, of the processes that compute on it."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Field → why it could not be read, where it should have been: neither unsupported nor denied."""
+    """Field that could not be read, although it is supported and permitted → the error."""
 
 
 @dataclass(slots=True)
 class GpusReading:
-    """All GPUs, at one time."""
+    """All GPUs of a machine at one time."""
 
     trouble: GpuTrouble | None = None
-    """Why none can be read."""
+    """Why no GPU can be read."""
     text: str = ""
-    """What NVML said of the trouble."""
+    """NVML's message about the trouble."""
     driver: str = ""
-    """Its version."""
+    """Version of the driver."""
     gpus: list[GpuReading] = field(default_factory=list)
     on_bus: list[str] = field(default_factory=list)
-    """Places on PCI of GPUs that should be readable here (``agent.monitor.gpu.pci``)."""
+    """PCI addresses of the GPUs that should be readable (``agent.monitor.gpu.pci``)."""
 
 
 class GpuReader(Protocol):
-    """Reads GPUs: those of the machine (``nvml``), or described ones (``fake``)."""
+    """Reads GPUs: those of the machine (``nvml``) or simulated ones (``fake``)."""
 
     def read(self) -> GpusReading:
-        """All GPUs now; may hang, and says what goes wrong in what it returns."""
+        """Read all GPUs; the call may hang, and errors are part of the reading."""
 
 
 def to_json(reading: GpusReading) -> str:
-    """One line."""
+    """Return a reading as one line of JSON."""
     return json.dumps(dataclasses.asdict(reading))
 
 
 def part_of(bus_id: str) -> str:
-    """A place on PCI as the kernel log names a GPU: ``00000000:1A:00.0`` is ``0000:1a:00``."""
+    """Shorten a PCI address to the form of the kernel log: ``00000000:1A:00.0`` becomes ``0000:1a:00``."""
     domain, _, rest = bus_id.lower().split(".")[0].partition(":")
     return f"{domain.removeprefix('0000') or '0000'}:{rest}" if rest else bus_id
 
 
 def item_of(bus_id: str, index: int) -> str:
-    """The name of a GPU in findings, the same as the kernel log's; by its number where its place is not known."""
+    """Return the name of a GPU in findings: its PCI address as in the kernel log, or else its number."""
     return f"GPU {part_of(bus_id)}" if bus_id else f"GPU {index}"
 
 
 def measures(reading: GpusReading) -> dict[str, float]:
-    """All numbers, with labels; what cannot be read is left out."""
+    """Return the metrics of a reading, with labels, without values that cannot be read."""
     found = {} if reading.trouble else {"gpu_count": float(len(reading.gpus))}
     for gpu in reading.gpus:
         if gpu.trouble is None:
@@ -205,7 +204,7 @@ def measures(reading: GpusReading) -> dict[str, float]:
 
 
 def facts(reading: GpusReading) -> dict[str, str]:
-    """What should be the same on all machines of a job."""
+    """Return the properties that should be equal on all machines of a job."""
     models = sorted({gpu.name for gpu in reading.gpus if gpu.name})
     limits = sorted({round(gpu.power_limit_w) for gpu in reading.gpus if gpu.power_limit_w})
     found = {

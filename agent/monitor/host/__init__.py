@@ -1,1 +1,1 @@
-"""Inspections of the host itself: memory, processors, disks, mounts, clock, ranks and the agent."""
+"""Inspections of the host: memory, processors, disks, mounts, clock, ranks, versions, and the agent."""

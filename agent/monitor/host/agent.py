@@ -1,4 +1,4 @@
-"""The agent itself."""
+"""The inspection of the agent itself."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from everstep.model.finding import Reason, Remedy
 from everstep.system import procfs
 
 STATE_FOLDER = Reason("state-folder", "the agent's state folder cannot be written", remedy=Remedy.FREE_SPACE)
-FILES = Reason("agent-files", "the agent has nearly as many files open as it may", remedy=Remedy.CHECK_SETUP)
+FILES = Reason("agent-files", "the agent has nearly as many open files as it may have", remedy=Remedy.CHECK_SETUP)
 
 
 class AgentLimits(Limits):
     """Thresholds for the agent itself."""
 
     files_share: float = Field(default=0.9, gt=0, le=1)
-    """More open files than this share of those allowed is too many."""
+    """A larger share of the permitted open files is too much."""
 
 
 class AgentInspection(Inspection):
-    """Whether the agent can do its work, and what it costs."""
+    """Inspects whether the agent can do its work, and measures what it uses."""
 
     name: ClassVar[str] = "agent"
     inspects: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"
@@ -42,7 +42,7 @@ class AgentInspection(Inspection):
     limits_type: ClassVar[type[Limits]] = AgentLimits
 
     def inspect(self) -> InspectionResult:
-        """InspectionResult at this process."""
+        """Inspect this process."""
         findings = []
         if problem := self.site.disk_problem():
             findings.append(self.finding(STATE_FOLDER, "", problem, text=f"the state folder: {problem}"))

@@ -1,4 +1,4 @@
-"""The machine's wall clock."""
+"""The inspection of the machine's wall clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JUMPED = Reason(
 )
 UNSYNCED = Reason(
     "clock-unsynced",
-    "the kernel does not know the wall clock to be right, and did earlier",
+    "a time service no longer synchronizes the wall clock",
     Owner.MACHINE,
     Remedy.CHECK_SETUP,
     Health.UNKNOWN,
@@ -32,7 +32,7 @@ NOT_SYNCED = 0x0040
 
 
 class _Timex(ctypes.Structure):
-    """``struct timex`` of Linux, as far as it is read; the rest is room."""
+    """The fields of Linux' ``struct timex`` that are read; ``room`` is the space for all others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -46,10 +46,10 @@ class _Timex(ctypes.Structure):
 
 
 def is_synced() -> bool:
-    """Whether the kernel knows its clock to be right, by a time service.
+    """Return whether a time service synchronizes the kernel's wall clock.
 
     Raises:
-        OSError: it does not say.
+        OSError: the kernel does not report it.
     """
     state = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state)) < 0:
@@ -61,19 +61,19 @@ class ClockLimits(Limits):
     """Thresholds for the clock."""
 
     jump_s: float = Field(default=1.0, gt=0)
-    """Moved by more than this between two looks it was set."""
+    """The clock was set if it moved by more than this between two inspections, seconds."""
     lasts_s: float = Field(default=600.0, gt=0)
-    """That it was set counts for this long."""
+    """How long the finding that it was set stays active, seconds."""
 
 
 class ClockInspection(Inspection):
-    """Whether the wall clock runs with the monotonic one, and whether a time service holds it."""
+    """Inspects whether the wall clock was set, and whether a time service synchronizes it."""
 
     name: ClassVar[str] = "clock"
-    inspects: ClassVar[str] = "the wall clock: set, or no longer held by a time service"
+    inspects: ClassVar[str] = "the wall clock: set, or no longer synchronized"
     reasons: ClassVar[tuple[Reason, ...]] = (JUMPED, UNSYNCED)
     metrics: ClassVar[Mapping[str, Described]] = described(
-        ("clock_synced", "", "1: the kernel knows its wall clock to be right")
+        ("clock_synced", "", "1 if a time service synchronizes the wall clock")
     )
     limits_type: ClassVar[type[Limits]] = ClockLimits
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {UNSYNCED.code: ("was_synced",)}
@@ -84,8 +84,8 @@ class ClockInspection(Inspection):
         self._ahead_ns: int | None = None
 
     def inspect(self) -> InspectionResult:
-        """Compare the clocks."""
-        # Suspended machines: CLOCK_BOOTTIME goes on while they sleep, as the wall clock does.
+        """Compare the wall clock with the time since boot."""
+        # CLOCK_BOOTTIME also runs while a machine is suspended, as the wall clock does.
         now_ns = self.site.now_ns()
         ahead_ns = now_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         moved_s = 0.0 if self._ahead_ns is None else (ahead_ns - self._ahead_ns) / 1e9

@@ -1,4 +1,4 @@
-"""The processors of the machine."""
+"""The inspection of the machine's processors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVERLOADED = Reason(
     Health.UNKNOWN,
     source="ByteRobust, table 1, has it as a symptom",
 )
-LOST = Reason("cpu-lost", "processors that were there are not", remedy=Remedy.REPLACE)
+LOST = Reason("cpu-lost", "the machine has fewer processors than before", remedy=Remedy.REPLACE)
 HOT = Reason("cpu-hot", "a processor runs slower because it is too hot", remedy=Remedy.REPLACE, verdict=Health.UNKNOWN)
 
 
@@ -30,19 +30,19 @@ class CpuLimits(Limits):
 
     interval_s: float = Field(default=10.0, gt=0)
     waiting_share: float = Field(default=0.6, gt=0, le=1)
-    """Overloaded: for this share of the last five minutes some process waited for a processor."""
+    """The machine is overloaded if some process waited for a processor during this share of the last five minutes."""
     hot_lasts_s: float = Field(default=600.0, gt=0)
-    """That a processor was too hot counts for this long."""
+    """How long the finding that a processor was too hot stays active, seconds."""
 
 
 class CpuInspection(Inspection):
-    """Whether they are all there, how long processes wait for them, and whether they are too hot."""
+    """Inspects whether processors are missing, overloaded or too hot."""
 
     name: ClassVar[str] = "cpu"
-    inspects: ClassVar[str] = "processors: all there, overloaded, too hot"
+    inspects: ClassVar[str] = "processors: missing, overloaded, too hot"
     reasons: ClassVar[tuple[Reason, ...]] = (OVERLOADED, LOST, HOT)
     metrics: ClassVar[Mapping[str, Described]] = described(
-        ("cpu_online", "", "processors that are there"),
+        ("cpu_online", "", "processors that are online"),
         ("cpu_waiting_ratio", "", "share of the last 5 minutes in which some process waited for a processor"),
         ("load1", "", "load average of a minute"),
     )
@@ -50,11 +50,11 @@ class CpuInspection(Inspection):
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {LOST.code: ("most",)}
 
     def after_reboot(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """How many there were holds; how often they were too hot is counted anew."""
+        """Keep the number of processors; the counters of throttling begin anew."""
         return {"most": kept["most"]} if "most" in kept else {}
 
     def inspect(self) -> InspectionResult:
-        """Read counters."""
+        """Read the number of processors, their load and their counters of throttling."""
         now_ns = self.site.now_ns()
         online = os.sysconf("SC_NPROCESSORS_ONLN")
         most = self.kept["most"] = max(online, self.kept.get("most", 0))
@@ -64,7 +64,7 @@ class CpuInspection(Inspection):
             seen = f"some process waited for a processor {waiting:.0%} of the last 5 minutes"
             findings.append(self.finding(OVERLOADED, "", seen, text=seen))
         if online < most:
-            seen = f"{online} of {most} processors are there"
+            seen = f"{online} of {most} processors are online"
             findings.append(self.finding(LOST, "", seen, text=seen))
         self._heat(now_ns)
         findings += self.noted()
@@ -73,7 +73,7 @@ class CpuInspection(Inspection):
         return InspectionResult(findings, measures, {"processors": str(online)})
 
     def _heat(self, now_ns: int) -> None:
-        """A package that was throttled since the last look: its counter rose."""
+        """Note each package that was throttled since the last inspection."""
         known, counts = self.kept.get("throttled", {}), {}
         for file in sorted(self.site.sys.glob("devices/system/cpu/cpu*/thermal_throttle/package_throttle_count")):
             cpu = file.parent.parent

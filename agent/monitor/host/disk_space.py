@@ -1,4 +1,4 @@
-"""Room on the disks that the machine and its jobs write to."""
+"""The inspection of the free space on file systems that the machine and its jobs write to."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ FULL = Reason(
     remedy=Remedy.FREE_SPACE,
     source="ByteRobust, table 1, has it as a symptom",
 )
-NO_FILES_LEFT = Reason("disk-full-of-files", "a file system takes no more files", remedy=Remedy.FREE_SPACE)
+NO_FILES_LEFT = Reason("disk-full-of-files", "a file system has no more room for files", remedy=Remedy.FREE_SPACE)
 
 
 class DiskSpaceLimits(Limits):
-    """How much room there has to be."""
+    """Thresholds for free space."""
 
     interval_s: float = Field(default=2.0, gt=0)
     free_share: float = Field(default=0.02, ge=0, le=1)
-    """Less room than this share of the file system is full."""
+    """A file system with a smaller share of free space is full."""
     free_files_share: float = Field(default=0.01, ge=0, le=1)
-    """Fewer free files (inodes) than this share is full."""
+    """A file system with a smaller share of free inodes is full."""
     paths: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
-    """Folders whose file systems are looked at, beside the agent's state folder and that of disk checkpoints in
-    it; what is not there is left out."""
+    """Folders whose file systems are inspected, besides the agent's state folder and its checkpoints. Those that do not
+    exist are ignored."""
 
 
 class DiskSpaceInspection(Inspection):
-    """How much room there is. Shared memory is not looked at: checkpoints fill it on purpose."""
+    """Inspects the free space of file systems, without shared memory, which checkpoints fill on purpose."""
 
     name: ClassVar[str] = "disk-space"
-    inspects: ClassVar[str] = "room on file systems"
+    inspects: ClassVar[str] = "free space on file systems"
     reasons: ClassVar[tuple[Reason, ...]] = (FULL, NO_FILES_LEFT)
     metrics: ClassVar[Mapping[str, Described]] = described(
-        ("filesystem_avail_bytes", "path", "free room of the file system of a folder"),
+        ("filesystem_avail_bytes", "path", "free space of the file system of a folder"),
         ("filesystem_size_bytes", "path", "its size"),
     )
     limits_type: ClassVar[type[Limits]] = DiskSpaceLimits
 
     def inspect(self) -> InspectionResult:
-        """Ask each file system once."""
+        """Read the free space of each file system once."""
         seen: set[int] = set()
         result = InspectionResult()
         own = self.site.state_dir
@@ -75,7 +75,5 @@ class DiskSpaceInspection(Inspection):
             found.append(self.finding(FULL, str(path), text, text=f"the file system is full: {text}"))
         if space.f_files and space.f_favail < self.limits.free_files_share * space.f_files:
             text = f"{space.f_favail} of {space.f_files} files left"
-            found.append(
-                self.finding(NO_FILES_LEFT, str(path), text, text=f"the file system takes no more files: {text}")
-            )
+            found.append(self.finding(NO_FILES_LEFT, str(path), text, text=f"{NO_FILES_LEFT.means}: {text}"))
         return found

@@ -1,4 +1,4 @@
-"""File systems that are mounted: still there, still writable, still answering."""
+"""The inspection of mounted file systems: whether they are mounted, writable, and answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from everstep.system.procfs import Mount, mounts
 
 READ_ONLY = Reason(
     "fs-readonly",
-    "a file system that was writable is read-only",
+    "a file system has become read-only",
     remedy=Remedy.REPLACE,
     sure=True,
     source="ByteRobust, figure 5, step 1: a disk fault",
 )
 MISSING = Reason(
     "mount-missing",
-    "a file system that has to be mounted is not",
+    "a required file system is not mounted",
     Owner.STORAGE,
     Remedy.CHECK_SETUP,
     source="ByteRobust, table 1, has it as a symptom",
@@ -47,9 +47,9 @@ NETWORK = frozenset(
         *("fuse.glusterfs", "fuse.s3fs", "fuse.mount-s3", "fuse.juicefs"),
     }
 )
-"""Kinds of file systems that lie on other machines."""
-OPEN_QUESTIONS = 64
-"""File systems that owe an answer, at most."""
+"""Kinds of file systems on other machines."""
+OPEN_REQUESTS = 64
+"""Largest number of file systems that are waited for at the same time."""
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
 PSEUDO = frozenset(
     {
@@ -58,20 +58,20 @@ PSEUDO = frozenset(
         *("efivarfs", "ramfs", "squashfs", "iso9660", "overlay"),
     }
 )
-"""Kinds without contents of their own, read-only ones, and what containers are made of."""
+"""Kinds that are not inspected: virtual file systems, read-only ones, and those of containers."""
 
 
 class MountsLimits(Limits):
-    """Which file systems are required, and how fast they answer."""
+    """Required file systems, and how fast they have to answer."""
 
     answer_s: float = Field(default=10.0, gt=0)
     """A network file system that does not answer within this time hangs, seconds."""
     required: list[str] = Field(default_factory=list)
-    """Mount points that must be there. What else is mounted comes and goes, as volumes and home folders do."""
+    """Mount points that must be mounted. Others may be unmounted at any time, as volumes and home folders are."""
 
 
 class MountsInspection(Inspection):
-    """Compares the table of mounts with what it was, and asks network file systems whether they answer."""
+    """Compares the table of mounts with the previous one, and checks that network file systems answer."""
 
     name: ClassVar[str] = "mounts"
     inspects: ClassVar[str] = "file systems: mounted, writable, answering"
@@ -84,10 +84,10 @@ class MountsInspection(Inspection):
 
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _Request] = {}
 
     def inspect(self) -> InspectionResult:
-        """Read the table."""
+        """Read the table of mounts."""
         now = {point: mount for point, mount in mounts(self.site.proc).items() if self._is_ours(mount)}
         was_writable = set(self.kept.get("writable", []))
         result = InspectionResult(measures={"mounts": float(len(now))})
@@ -98,43 +98,43 @@ class MountsInspection(Inspection):
             result.findings.append(self.finding(MISSING, point))
         for point, mount in sorted(now.items()):
             if mount.kind in NETWORK and (silent_s := self._silent_s(point)):
-                text = f"the file system does not answer for {silent_s:.0f} s"
+                text = f"the file system has not answered for {silent_s:.0f} s"
                 result.findings.append(self.finding(HANGS, point, f"{mount.source} ({mount.kind})", text=text))
         self.kept = {
-            # What was unmounted on purpose is no longer expected to be writable, only to be there.
+            # A file system that was unmounted is no longer expected to be writable.
             "writable": sorted((was_writable & now.keys()) | {point for point, mount in now.items() if mount.writable}),
         }
         return result
 
     def _is_ours(self, mount: Mount) -> bool:
-        """On a disk, on the network, or where the agent or the settings need it; else it is another user's own."""
+        """Return whether a file system is inspected: it is on a disk or on the network, or it is needed or required."""
         if mount.kind in PSEUDO or self.site.is_of_other_agent(Path(mount.point)):
             return False
         needed = mount.point in self.limits.required or Path(mount.point).is_relative_to(self.site.state_dir)
         return needed or mount.kind in NETWORK or mount.source.startswith("/dev/")
 
     def _silent_s(self, point: str) -> float:
-        """How long a file system owes an answer, if that is too long; this thread does not wait for it."""
-        asked = self._asked.get(point)
-        if asked is None or asked.answered:
-            self._asked = {point: question for point, question in self._asked.items() if not question.answered}
-            if len(self._asked) >= OPEN_QUESTIONS:
-                raise CannotInspect(f"{OPEN_QUESTIONS} file systems were asked and did not answer")
-            asked = self._asked[point] = _Asked(point)
-        silent_s = time.monotonic() - asked.since
-        return silent_s if not asked.answered and silent_s > self.limits.answer_s else 0.0
+        """Return for how long a file system has not answered; 0: not for too long. The call does not wait for it."""
+        request = self._requests.get(point)
+        if request is None or request.answered:
+            self._requests = {point: request for point, request in self._requests.items() if not request.answered}
+            if len(self._requests) >= OPEN_REQUESTS:
+                raise CannotInspect(f"{OPEN_REQUESTS} file systems do not answer")
+            request = self._requests[point] = _Request(point)
+        silent_s = time.monotonic() - request.since
+        return silent_s if not request.answered and silent_s > self.limits.answer_s else 0.0
 
 
-class _Asked:
-    """A question to a file system, in a thread that may never come back."""
+class _Request:
+    """A request to a file system, in a thread of its own, which may hang for ever."""
 
     def __init__(self, point: str) -> None:
         self.since = time.monotonic()
         self.answered = False
         self._point = point
-        threading.Thread(target=self._ask, name=f"ask {point}", daemon=True).start()
+        threading.Thread(target=self._send, name=f"ask {point}", daemon=True).start()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         with suppress(OSError):  # an error is an answer too
             os.statvfs(self._point)
         self.answered = True

@@ -1,4 +1,4 @@
-"""The ranks on the machine, from outside: whether the kernel killed one, and what holds one up."""
+"""The inspection of the processes of ranks: whether the kernel killed one, and whether one is blocked or stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.system.procfs import process_of
 
 OOM_KILLS = Reason(
     "oom-kill-counted",
-    "the kernel killed processes because memory was used up within the agent's group of processes",
+    "the kernel killed processes because the agent's cgroup has used up its memory",
     Owner.CODE,
     Remedy.CHECK_CODE,
     Health.UNKNOWN,
@@ -24,14 +24,14 @@ OOM_KILLS = Reason(
 )
 WAITING = Reason(
     "rank-waits-in-kernel",
-    "a rank waits in the kernel, for a disk, a mount or a driver",
+    "a rank is blocked in the kernel, e.g. by a disk, a mount or a driver",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
 )
 STOPPED = Reason(
     "rank-stopped",
-    "a rank was stopped, as by SIGSTOP or a debugger",
+    "a rank is stopped, e.g. by SIGSTOP or a debugger",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -42,16 +42,16 @@ class RanksLimits(Limits):
     """Thresholds for ranks."""
 
     waits_s: float = Field(default=30.0, gt=0)
-    """A rank that waits in the kernel, or is stopped, at every look for this long is named."""
+    """A rank that all inspections see blocked in the kernel, or stopped, for this long is reported, seconds."""
     lasts_s: float = Field(default=600.0, gt=0)
-    """That the kernel killed processes counts for this long."""
+    """How long the finding that the kernel killed processes stays active, seconds."""
 
 
 class RanksInspection(Inspection):
-    """State, CPU time and memory of every rank that the agent started. The agent itself reports how ranks end."""
+    """Inspects state, CPU time and memory of each rank that the agent started. How ranks end is reported elsewhere."""
 
     name: ClassVar[str] = "ranks"
-    inspects: ClassVar[str] = "ranks: killed for memory, waiting in the kernel, stopped; their CPU time and memory"
+    inspects: ClassVar[str] = "ranks: killed for memory, blocked in the kernel, stopped; their CPU time and memory"
     reasons: ClassVar[tuple[Reason, ...]] = (OOM_KILLS, WAITING, STOPPED)
     metrics: ClassVar[Mapping[str, Described]] = described(
         ("rank_cpu_seconds_total", "job rank", "CPU time of a rank's process"),
@@ -62,13 +62,13 @@ class RanksInspection(Inspection):
     def __init__(self, site: Any, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._since: dict[tuple[int, str], float] = {}
-        """(Process, state) → since when it is in that state, by the monotonic clock."""
+        """Process and state → since when the process is in that state, seconds of the monotonic clock."""
 
     def inspect(self) -> InspectionResult:
-        """Read the kernel's figures of each."""
+        """Read the state of each rank's process."""
         now_ns = self.site.now_ns()
         result = InspectionResult()
-        self._count_kills(now_ns)
+        self._note_kills(now_ns)
         result.findings += self.noted()
         ranks = [rank for rank in self.site.ranks() if rank.alive]
         since, now = self._since, time.monotonic()
@@ -84,10 +84,10 @@ class RanksInspection(Inspection):
             if state in "DtT":
                 key = (rank.pid, "D" if state == "D" else "T")
                 self._since[key] = since.get(key, now)
-                result.findings += self._held_up(rank, key[1], now - self._since[key])
+                result.findings += self._blocked(rank, key[1], now - self._since[key])
         return result
 
-    def _held_up(self, rank: RankSeen, state: str, seconds: float) -> list[Finding]:
+    def _blocked(self, rank: RankSeen, state: str, seconds: float) -> list[Finding]:
         if seconds < self.limits.waits_s:
             return []
         reason = WAITING if state == "D" else STOPPED
@@ -95,7 +95,7 @@ class RanksInspection(Inspection):
         since_ns = self.site.now_ns() - round(seconds * 1e9)
         return [self.finding(reason, item, evidence, since_ns=since_ns)]
 
-    def _count_kills(self, now_ns: int) -> None:
+    def _note_kills(self, now_ns: int) -> None:
         kills = oom_kills()
         if kills is None:
             return

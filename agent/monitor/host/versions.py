@@ -1,4 +1,4 @@
-"""What should be the same on all machines of a job."""
+"""The inspection of versions that should be equal on all machines of a job."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)")
 
 
 class VersionsLimits(Limits):
-    """How often versions are read."""
+    """The period of the inspection."""
 
     interval_s: float = Field(default=60.0, gt=0)
 
 
 class VersionsInspection(Inspection):
-    """Versions of kernel, GPU driver and everstep. It has no findings: only a comparison shows which is odd."""
+    """Reads the versions of kernel, Python, GPU driver and everstep; only a comparison of machines can show faults."""
 
     name: ClassVar[str] = "versions"
-    inspects: ClassVar[str] = "versions that should be the same everywhere"
+    inspects: ClassVar[str] = "versions that should be equal on all machines"
     reasons: ClassVar[tuple[Reason, ...]] = ()
     limits_type: ClassVar[type[Limits]] = VersionsLimits
 
     def inspect(self) -> InspectionResult:
-        """Read the versions."""
+        """Read all versions."""
         facts = {"kernel": platform.release(), "python": platform.python_version(), "everstep": everstep.__version__}
-        if found := DRIVER.search(nvidia_driver(self.site.proc)):
-            facts["nvidia driver"] = found[1]
+        if match := DRIVER.search(nvidia_driver(self.site.proc)):
+            facts["nvidia driver"] = match[1]
         return InspectionResult(facts=facts)

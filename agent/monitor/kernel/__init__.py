@@ -1,1 +1,1 @@
-"""What the kernel log says of the machine: lines, their meanings, and the codes of GPU drivers."""
+"""The inspection of the kernel log, and the rules for its lines."""

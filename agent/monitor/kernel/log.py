@@ -27,14 +27,15 @@ from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system.wake_up import WakeUp
 
 RECORD_BYTES = 8192
-"""The longest record that the kernel gives; a smaller buffer is refused."""
+"""Length of the longest record; the kernel refuses to fill a smaller buffer."""
 FIRST_USER_PRIORITY = 8
+"""Lowest priority of a record that a process wrote."""
 XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
 SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
 FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
 LOST = Reason(
     "kernel-log-lost",
-    "lines of the kernel log were overwritten before they were read: what they reported is not known",
+    "lines of the kernel log were overwritten before they were read, so faults may be missing",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -47,20 +48,21 @@ class KernelLine:
 
     sequence: int
     time_ns: int
-    """By the wall clock."""
+    """When it was written, nanoseconds of the wall clock."""
     text: str
     from_user: bool
-    """A process wrote it."""
+    """Whether a process wrote it, and not the kernel."""
     lost: int = 0
-    """So many records before it were overwritten before they were read."""
+    """Number of records just before it that were overwritten before they were read."""
 
 
 class KernelLog:
-    """The kernel log from a record on.
+    """Reads the kernel log from a record on.
 
     Args:
-        path: Of the device.
-        after: Number of the last record that was read; -1: none was.
+        path: Path of the device.
+        after: Number of the last record that was read; -1: no record was read.
+        now_ns: The wall clock.
     """
 
     def __init__(self, path: Path, after: int = -1, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -69,12 +71,12 @@ class KernelLog:
         self.last = after
         """Number of the last record that was read."""
         self.missed = 0
-        """Records that the kernel had overwritten before they were read."""
+        """Number of records that were overwritten before they were read."""
         self._file: int | None = None
         self._wake_up = WakeUp()
 
     def read(self, wait_s: float) -> Iterator[KernelLine]:
-        """What is new; waits for it, where there is nothing.
+        """Read new records; wait for one ``wait_s`` at most if there are none.
 
         Raises:
             CannotInspect: the log cannot be opened.
@@ -87,7 +89,7 @@ class KernelLog:
                 record = os.read(file, RECORD_BYTES)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # overwritten meanwhile: the next read goes on with the oldest that is kept
+            except BrokenPipeError:  # it was overwritten: the next read continues with the oldest record
                 continue
             if not record:
                 return
@@ -99,11 +101,11 @@ class KernelLog:
                 yield replace(line, lost=lost) if lost else line
 
     def hurry(self) -> None:
-        """Let a thread that waits for a line, or would wait next, return."""
+        """End the current or the next wait."""
         self._wake_up.ring()
 
     def close(self) -> None:
-        """Close the device, which is not read any more."""
+        """Close the device. No thread may read any more."""
         self._wake_up.close()
         if self._file is not None:
             os.close(self._file)
@@ -132,19 +134,19 @@ class KernelLog:
 
 
 class KernelLogLimits(Limits):
-    """How long lines of the kernel log count."""
+    """How long findings from the kernel log stay active."""
 
     interval_s: float = Field(default=2.0, gt=0)
-    """Longest wait for a line; one that comes is read at once (ByteRobust, table 3: 2 s)."""
+    """Longest wait for a line, seconds; a new line is read at once (ByteRobust, table 3: 2 s)."""
     xid_lasts_s: float = Field(default=24 * 3600.0, gt=0)
-    """An Xid after which the GPU has to be reset counts for this long; one that asks for more, until the machine is
-    started anew."""
+    """How long an Xid stays active after which the GPU has to be reset, seconds. An Xid that requires a reboot or a
+    replacement stays active until the machine is rebooted."""
     application_lasts_s: float = Field(default=600.0, gt=0)
-    """What a program caused, and that lines were lost, counts for this long."""
+    """How long faults that a program caused, and a loss of lines, stay active, seconds."""
 
 
 class KernelLogInspection(Inspection):
-    """Reads all since the machine was started, and then what comes, each line once, also over an agent's restart."""
+    """Reads each line since the machine was booted once, even if the agent is restarted."""
 
     name: ClassVar[str] = "kernel-log"
     inspects: ClassVar[str] = "the kernel log: GPU drivers, disks, file systems, memory, processors, network cards"
@@ -161,20 +163,20 @@ class KernelLogInspection(Inspection):
         self._log = KernelLog(site.kernel_log, self.kept["last"], site.now_ns)
 
     def inspect(self) -> InspectionResult:
-        """Wait for lines, and judge them."""
+        """Wait for lines, and apply the rules to them."""
         for line in self._log.read(self.limits.interval_s):
-            self._take(line)
+            self._accept(line)
         self.kept["last"] = self._log.last
         return InspectionResult(self.noted(), {"kernel_log_missed_records_total": float(self._log.missed)})
 
     def hurry(self) -> None:
-        """Wait for no line."""
+        """End the wait for a line."""
         self._log.hurry()
 
     def close(self) -> None:
-        """Nothing: the device is closed with the process, for the thread may read."""
+        """Do nothing: the thread may be reading, so the device is closed when the process ends."""
 
-    def _take(self, line: KernelLine) -> None:
+    def _accept(self, line: KernelLine) -> None:
         text = line.text
         if line.lost:
             self._note_lost(line)
@@ -182,16 +184,16 @@ class KernelLogInspection(Inspection):
         if line.from_user:
             tag = self.site.kernel_log_tag
             if not tag or not text.startswith(tag):
-                return  # anybody could have written it
+                return  # any process could have written it
             text = text.removeprefix(tag).lstrip(": ")
         now_ns = self.site.now_ns()
-        for found, lasts_s in self._judged(text, line.time_ns):
+        for finding, lasts_s in self._judged(text, line.time_ns):
             until_ns = line.time_ns + round((lasts_s or 0.0) * 1e9)
             if lasts_s is None or until_ns > now_ns:
-                self.note(found, at_ns=line.time_ns, lasts_s=lasts_s)
+                self.note(finding, at_ns=line.time_ns, lasts_s=lasts_s)
 
     def _note_lost(self, line: KernelLine) -> None:
-        """Lines before this one are gone."""
+        """Note that lines before this one were overwritten."""
         first, now_ns = line.sequence - line.lost, self.site.now_ns()
         before_ns = self.kept.get("last_ns")
         after = f"after {_utc(before_ns)} and " if before_ns else ""
@@ -201,7 +203,7 @@ class KernelLogInspection(Inspection):
         self.note(found, at_ns=now_ns, lasts_s=self.limits.application_lasts_s)
 
     def _judged(self, text: str, time_ns: int) -> list[tuple[Finding, float | None]]:
-        """What a line says, and for how long."""
+        """Return the findings that a line reports, each with the seconds that it stays active; None: until a reboot."""
         if match := XID.search(text):
             reason = xid.xid_of(int(match["code"]), match["rest"])
             return [self._of_gpu(reason, f"GPU {match['pci']}", text, time_ns)]
@@ -230,7 +232,7 @@ class KernelLogInspection(Inspection):
         pid = int(match["pid"])
         killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
         if killed is None and self.site.shared_folders:
-            return []  # of another agent, or of no job here
+            return []  # it was of another agent, or of no job on this machine
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
         return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]

@@ -1,7 +1,7 @@
-"""Lines of the kernel log that say something of the machine, beside those of GPU drivers. Data, with examples.
+"""Rules for lines of the kernel log that report faults of the machine, except for Xids and SXids of GPU drivers.
 
-Patterns are what the kernel's own sources print; those of NVIDIA's and Mellanox' drivers are as monitors of such
-machines look for them (gpud, NVSentinel).
+The patterns follow the messages in the kernel's sources. Those for drivers of NVIDIA and Mellanox follow the patterns
+of other monitors (gpud, NVSentinel).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from everstep.model.finding import Health, Owner, Reason, Remedy
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 NO_DISK = r"(?:fd|sr|loop|nbd|ram|zram)\d"
-"""Names of devices that are no disks of the machine: removable, on a network, made of files or memory."""
+"""Devices that are not disks of the machine: removable media, network block devices, files and memory as devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRule:
-    """One kind of line."""
+    """A kind of line of the kernel log, and the reason of its finding."""
 
     reason: Reason
     pattern: re.Pattern[str]
-    """Group ``item``, where there is one, is the part of the machine."""
+    """The first named group that matches is the name of the part, e.g. ``sda``."""
     examples: tuple[str, ...]
     lasts_s: float | None = None
-    """For how long it counts; None: until the machine is started anew."""
+    """How long the finding stays active, seconds; None: until the machine is rebooted."""
     kind: str = ""
-    """Kind of the item, e.g. ``disk``."""
+    """Kind of the part, e.g. ``disk``."""
 
 
 def _rule(
@@ -58,8 +58,8 @@ RULES: tuple[KernelRule, ...] = (
     ),
     _rule(
         "disk-errors",
-        "a disk does not read or write what it was asked to",
-        # Not of removable and made-up devices, and not where a device merely lacks an operation.
+        "a disk fails to read or write",
+        # Without removable and virtual devices, and without operations that a device does not support (DISCARD).
         r"^(?:Buffer I/O error on dev|(?:blk_update_request: )?(?:critical medium|I/O) error, dev) "
         rf"(?P<item>(?!{NO_DISK})[^ ,]+)(?!.*\bDISCARD\b)"
         r"|(?P<item2>nvme\S+): I/O .*timeout, (?:reset controller|aborting)|rejecting I/O to (?:dead|offline) device",
@@ -105,7 +105,7 @@ RULES: tuple[KernelRule, ...] = (
     ),
     _rule(
         "task-blocked",
-        "a process waits in the kernel for minutes, for a disk, a mount or a driver",
+        "a process has been blocked in the kernel for minutes, e.g. by a disk, a mount or a driver",
         r"INFO: task .+:\d+ blocked (?:in I/O wait )?for more than \d+ seconds",
         "INFO: task python3:4711 blocked for more than 122 seconds.",
         owner=Owner.UNKNOWN,
@@ -135,7 +135,7 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "hardware-error",
         "a processor or memory reported an error that was not corrected",
-        # BERT is about the time before this start.
+        # Lines of BERT are about the time before this boot.
         r"^(?!BERT)(?:mce: \[Hardware Error\].*(?:Uncorrected|fatal|PCC)|mce: Uncorrected hardware memory error"
         r"|EDAC .*\b[1-9]\d* UE\b|Memory failure: 0x\w+:)",
         "mce: Uncorrected hardware memory error in user-access at 3f1e2c000",
@@ -164,7 +164,7 @@ RULES: tuple[KernelRule, ...] = (
     ),
     _rule(
         "nic-trouble",
-        "a network card or its cable reports trouble",
+        "a network card or its cable has a problem",
         r"NETDEV WATCHDOG: (?P<item>\S+) .*transmit queue \d+ timed out"
         r"|mlx5_core (?P<item2>\S+?):? .*(?:insufficient power|High Temperature|Cable unplugged)",
         "NETDEV WATCHDOG: ens1f0 (mlx5_core): transmit queue 5 timed out",
@@ -200,7 +200,7 @@ RULES: tuple[KernelRule, ...] = (
 OOM_KILL = re.compile(r"(?P<cgroup>Memory cgroup out of memory|Out of memory)[^:]*: Kill(?:ed)? process (?P<pid>\d+) ")
 OOM_IN_LIMIT = Reason(
     "oom-kill-limit",
-    "the kernel killed a process because its group of processes has used up its memory",
+    "the kernel killed a process because its cgroup has used up its memory",
     Owner.CODE,
     Remedy.CHECK_CODE,
     Health.UNKNOWN,

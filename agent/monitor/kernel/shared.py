@@ -1,6 +1,7 @@
-"""One kernel under all machines of a local cluster: which of its lines are for which machine, and since when it is on.
+"""Assigns lines of the kernel log to the machines of a local cluster, which all share one kernel.
 
-A machine that lost its power begins anew: what the kernel said before concerns it no more.
+Each line has a tag with the machine's name and the id of its start. After a simulated loss of power a machine has a new
+start id, so that earlier lines no longer concern it.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from pathlib import Path
 from everstep.system import private_files as private
 
 FILE = "boot"
-"""In the state folder of a machine: which start of it this is; it is not there before the first loss of power."""
+"""File with the start id, in the state folder of a machine; it does not exist before the first loss of power."""
 
 
 def boot_of(state_dir: Path) -> str:
-    """Which start of a machine this is; empty: the first one."""
+    """Return the start id of a machine; empty: it never lost its power."""
     with suppress(OSError):
         return (state_dir / FILE).read_text()
     return ""
 
 
 def begin_anew(state_dir: Path) -> None:
-    """The machine is about to be started after it lost its power."""
+    """Give a machine a new start id, before it is started after a loss of power."""
     private.replace(private.make_folder(state_dir) / FILE, secrets.token_hex(4))
 
 
 def tag_of(cluster: str, machine: str, state_dir: Path) -> str:
-    """What lines for a machine begin with, as it is on now.
+    """Return the beginning of the lines that are for the current start of a machine.
 
     Args:
         cluster: Id of the cluster.

@@ -1,1 +1,1 @@
-"""Inspections of the network: links of this machine, InfiniBand ports, lost packets."""
+"""Inspections of the network: links of interfaces, InfiniBand ports, lost packets."""

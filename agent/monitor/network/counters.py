@@ -1,7 +1,7 @@
-"""What counters say that only grow, until they are reset: pure.
+"""Compares two readings of counters, which only grow until they are reset.
 
-A counter that is smaller than before was reset or wrapped round; what it counted meanwhile is not known, and nothing is
-concluded of it.
+A counter that is smaller than before was reset, or it overflowed. What it counted meanwhile is not known, so it is
+never reported.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How fast a counter may grow."""
+    """The largest permitted growth of a counter."""
 
     counter: str
     more_than: float
-    """By more than this within …"""
+    """Growth within ``within_s`` above which the counter grows too fast."""
     within_s: float
-    """… this many seconds it grows too fast."""
 
 
 def rise(before: float | None, now: float | None) -> float:
-    """By how much a counter grew; 0 where that is not known."""
+    """Return by how much a counter grew; 0 if that is not known."""
     if before is None or now is None or now < before:
         return 0.0
     return now - before
@@ -31,19 +30,19 @@ def rise(before: float | None, now: float | None) -> float:
 def judged(
     limit: Limit, before: list[float] | None, value: float | None, now_s: float
 ) -> tuple[str, list[float] | None]:
-    """Whether a counter grows too fast.
+    """Decide whether a counter grows too fast.
 
-    What it grows by is looked at over ``within_s``, or from one look to the next where these are farther apart. A
-    window that was reported, or is over, is followed by a new window.
+    Growth is measured over windows of ``within_s``, or of the time between two inspections if that is longer. A new
+    window begins when a window is over and when growth is reported.
 
     Args:
-        limit: How fast it may grow.
-        before: What was returned earlier: when the window began, and what the counter was; None: nothing yet.
-        value: What it is now; None: it cannot be read.
-        now_s: By a clock that is not set.
+        limit: The largest permitted growth.
+        before: The window that the previous call returned: when it began, and the counter then; None: first call.
+        value: The counter now; None: it cannot be read.
+        now_s: Seconds of the monotonic clock.
 
     Returns:
-        What was seen, empty where it is well; and what the next call needs.
+        A description of the growth, empty if it is permitted; and the window for the next call.
     """
     if value is None:
         return "", before
@@ -55,13 +54,13 @@ def judged(
     return "", [now_s, value] if elapsed_s >= limit.within_s else before
 
 
-def share(part: float, whole: float, at_least: float) -> float | None:
-    """Which share of all it is; None where there were too few to say."""
-    return part / whole if whole >= max(at_least, 1.0) else None
+def share(part: float, total: float, at_least: float) -> float | None:
+    """Return the share of a part in a total; None if the total is less than ``at_least``."""
+    return part / total if total >= max(at_least, 1.0) else None
 
 
 def rises(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float] | None:
-    """By how much each counter grew; None where one was reset, for then none of them is known together."""
+    """Return by how much each counter grew; None if one was reset, since they can only be compared together."""
     if any(now[name] < value for name, value in before.items() if name in now):
         return None
     return {name: value - before[name] for name, value in now.items() if name in before}

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: down, flapping, slower, with errors; and whether RDMA traffic has ceased."""
+"""The inspection of InfiniBand and RoCE ports: down, flapping, slower, with errors; RDMA traffic that has ceased."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(
     "ib-port-down",
-    "an InfiniBand or RoCE port that was active is not",
+    "an InfiniBand or RoCE port is no longer active",
     Owner.NETWORK,
     Remedy.WATCH,
     source="ByteRobust, table 3, has it as an item",
 )
 MISSING = Reason(
     "ib-port-missing",
-    "an InfiniBand or RoCE port that was there is gone",
+    "an InfiniBand or RoCE port has disappeared",
     remedy=Remedy.REPLACE,
     source="NVSentinel: a device that is missing",
 )
@@ -46,7 +46,7 @@ REPEATED = Reason(
     Health.UNKNOWN,
     source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
 )
-SLOW = Reason("ib-rate", "an InfiniBand or RoCE port is slower than it was", Owner.NETWORK, Remedy.WATCH)
+SLOW = Reason("ib-rate", "an InfiniBand or RoCE port is slower than before", Owner.NETWORK, Remedy.WATCH)
 LINK_ERRORS = Reason(
     "ib-link-errors",
     "the link of an InfiniBand or RoCE port damages packets",
@@ -56,7 +56,7 @@ LINK_ERRORS = Reason(
 )
 ERRORS = Reason(
     "ib-errors",
-    "an InfiniBand or RoCE port counts many errors, of this end or of the other",
+    "an InfiniBand or RoCE port counts many errors, which either end may cause",
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -64,7 +64,7 @@ ERRORS = Reason(
 )
 IDLE = Reason(
     "rdma-idle",
-    "RDMA traffic has ceased while ranks live",
+    "RDMA traffic has ceased while ranks run",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -72,7 +72,7 @@ IDLE = Reason(
 )
 UNREADABLE = Reason(
     "ib-unreadable",
-    "the driver does not say in which state an InfiniBand or RoCE port is",
+    "the driver does not report the state of an InfiniBand or RoCE port",
     Owner.UNKNOWN,
     Remedy.CHECK_SETUP,
     Health.UNKNOWN,
@@ -82,9 +82,9 @@ OF_LINK = (
     Limit("excessive_buffer_overrun_errors", 0, 1),
     Limit("symbol_error", 120, 3600),
 )
-"""Counters that damage on the link itself moves (NVSentinel)."""
+"""Limits of counters that grow only if the link itself is damaged (NVSentinel)."""
 OF_BOTH_ENDS = (
-    # Fatal for NVSentinel; it is the other end that has no room, so this machine is not blamed.
+    # NVSentinel treats it as fatal, but the other end has no free buffer, so this machine is not blamed.
     Limit("rnr_nak_retry_err", 0, 1),
     Limit("symbol_error", 10, 1),
     Limit("link_error_recovery", 5, 60),
@@ -93,26 +93,26 @@ OF_BOTH_ENDS = (
     Limit("port_xmit_discards", 100, 1),
     Limit("roce_slow_restart", 10, 1),
 )
-"""Counters that congestion and the other end move as well (NVSentinel)."""
+"""Limits of counters that congestion and faults of the other end increase too (NVSentinel)."""
 
 
 class InfinibandLimits(NetworkLimits):
-    """Thresholds for InfiniBand; ``interfaces`` and ``ignore`` are names of devices, e.g. ``mlx5_*``."""
+    """Thresholds for InfiniBand. ``interfaces`` and ``ignore`` are names or patterns of devices, e.g. ``mlx5_*``."""
 
     down_s: float = Field(default=10.0, ge=0)
-    """A port that stays inactive for this long is faulty, seconds; what comes back sooner is a flap."""
+    """A port that is inactive for this long is faulty, seconds; a shorter outage is a flap."""
     lasts_s: float = Field(default=300.0, gt=0)
-    """A flap, and errors, count for this long, seconds (ByteRobust acts on the second alert in 5 minutes)."""
+    """How long flaps and errors stay active, seconds (ByteRobust acts on the second alert in 5 minutes)."""
     ignore_counters: list[str] = Field(default_factory=list)
-    """Counters that are not judged, e.g. ``port_xmit_discards``."""
+    """Counters whose growth is not reported, e.g. ``port_xmit_discards``."""
     idle_s: float = Field(default=600.0, gt=0)
-    """RDMA traffic that was there and is not for this long has ceased, seconds (ByteRobust, section 3)."""
+    """RDMA traffic that pauses for this long has ceased, seconds (ByteRobust, section 3)."""
     idle_bytes_per_s: float = Field(default=10_000.0, ge=0)
-    """Less than this on all ports together is no traffic: management goes on always."""
+    """Less traffic than this on all ports together, bytes per second, counts as none: management never pauses."""
 
 
 class InfinibandInspection(Inspection):
-    """Reads state and counters of every port, and compares them with what they were."""
+    """Compares state, rate and counters of every port with those of earlier inspections."""
 
     name: ClassVar[str] = "infiniband"
     inspects: ClassVar[str] = "InfiniBand and RoCE ports: state, rate, error counters, RDMA traffic"
@@ -131,20 +131,20 @@ class InfinibandInspection(Inspection):
     def __init__(self, site: Site, limits: Limits, kept: Mapping[str, Any], *, same_boot: bool) -> None:
         super().__init__(site, limits, kept, same_boot=same_boot)
         self._hurried = threading.Event()
-        self._looked = False
+        self._must_wait = False
 
     def inspect(self) -> InspectionResult:
-        """Wait for the time of the next look, and read all ports; one that is down is looked at again soon."""
-        if self._looked:
+        """Wait for the time of the next inspection, which is soon if a port is down, and read all ports."""
+        if self._must_wait:
             self._hurried.wait(self._wait_s())
             self._hurried.clear()
-        self._looked = False
+        self._must_wait = False
         now_ns = self.clock_ns()
         known: Mapping[str, dict[str, Any]] = self.kept.get("ports", {})
         there = {
             name: port for name, port in ports(self.site.sys).items() if may_be_looked_at(port.device, self.limits)
         }
-        # What never was active is a port without a cable; it is measured, and not judged.
+        # A port that never was active has no cable: it is measured, but it has no findings.
         names = [name for name in {**known, **there} if name in known or there[name].state == ACTIVE]
         names = [name for name in names if may_be_looked_at(name.partition(" ")[0], self.limits)]
         mute = [name for name in names if name in there and not there[name].state]
@@ -162,16 +162,16 @@ class InfinibandInspection(Inspection):
         findings += [self.finding(UNREADABLE, name) for name in mute]
         devices = {name.partition(" ")[0] for name in {**there, **entries}}
         findings += [
-            self.finding(MISSING, name, text="a device that the settings name was never there", verdict=Health.UNKNOWN)
+            self.finding(MISSING, name, text="a device that the settings name does not exist", verdict=Health.UNKNOWN)
             for name in never_seen(devices, self.limits)
         ]
         findings += self._idle(now_ns)
-        self._looked = True
+        self._must_wait = True
         measures = {name: value for port in there.values() for name, value in _measures(port).items()}
         return InspectionResult(findings, measures, note="" if there or entries else "no InfiniBand or RoCE device")
 
     def forget(self, reason: str) -> None:
-        """What is kept is kept of each port. One that is not active is looked at again once it is."""
+        """Also forget the kept state of each port. An inactive port is inspected again once it is active."""
         super().forget(reason)
         entries = self.kept.get("ports", {})
         if reason in {DOWN.code, MISSING.code}:
@@ -181,16 +181,16 @@ class InfinibandInspection(Inspection):
                 entry["flaps"] = []
             if reason == SLOW.code:
                 entry["rate"] = 0.0
-            entry["errors"] = {key: one for key, one in entry["errors"].items() if one[0] != reason}
+            entry["errors"] = {key: error for key, error in entry["errors"].items() if error[0] != reason}
             if reason in {LINK_ERRORS.code, ERRORS.code}:
                 entry["windows"] = {}
 
     def hurry(self) -> None:
-        """InspectionResult now."""
+        """Inspect now."""
         self._hurried.set()
 
     def close(self) -> None:
-        """Wait no more."""
+        """End the wait."""
         self._hurried.set()
 
     def _wait_s(self) -> float:
@@ -201,12 +201,12 @@ class InfinibandInspection(Inspection):
         return float(min(self.limits.interval_s, self.limits.down_s) if in_doubt else self.limits.interval_s)
 
     def _entry(self, before: Mapping[str, Any] | None, port: Port | None, now_ns: int) -> dict[str, Any]:
-        """What is kept of a port; ``down_ns``: since when it is not active, None where it is."""
+        """Return the kept state of a port; ``down_ns`` is when it became inactive, None if it is active."""
         counters = port.counters if port else {}
         downs = counters.get("link_downed")
         before = before or {"downs": downs, "down_ns": None}
         is_down = port is None or port.state != ACTIVE
-        # Without the counter only what a look sees is known; a counter that fell was reset.
+        # Without the counter, only outages that an inspection sees are known. A counter that fell was reset.
         begun = int(rise(before["downs"], downs))
         was = LinkSeen(0, 0, before["down_ns"] is not None, before.get("uncounted", False))
         now = LinkSeen(0, begun, is_down)
@@ -227,7 +227,7 @@ class InfinibandInspection(Inspection):
             "down_ns": now_ns if went_down else before["down_ns"] if is_down else None,
             "flaps": with_flaps(before.get("flaps", []), now_ns, flaps, self.limits.lasts_s),
             "rate": max(before.get("rate", 0.0), port.rate if port else 0.0),
-            "errors": {key: one for key, one in errors.items() if now_ns - one[1] < self.limits.lasts_s * 1e9},
+            "errors": {key: error for key, error in errors.items() if now_ns - error[1] < self.limits.lasts_s * 1e9},
             "windows": windows,
         }
 
@@ -236,7 +236,7 @@ class InfinibandInspection(Inspection):
         if entry["down_ns"] is not None:
             down_s, since_ns = (now_ns - entry["down_ns"]) / 1e9, entry["down_ns"] - ago_ns
             if down_s >= self.limits.down_s:
-                state = f"state {port.state}, physical state {port.physical_state}" if port else "not there"
+                state = f"state {port.state}, physical state {port.physical_state}" if port else "missing"
                 reason = DOWN if port else MISSING
                 found.append(self.finding(reason, name, f"{state}, for {down_s:.0f} s", since_ns=since_ns))
             else:
@@ -250,7 +250,7 @@ class InfinibandInspection(Inspection):
             if again_ns := second_ns(flaps):
                 found.append(self.finding(REPEATED, name, seen, text=text, since_ns=again_ns - ago_ns))
         if port and port.state == ACTIVE and 0 < port.rate < entry["rate"]:
-            seen = f"{port.rate / 1e9:g} Gbit/s, and it had {entry['rate'] / 1e9:g}"
+            seen = f"{port.rate / 1e9:g} Gbit/s, {entry['rate'] / 1e9:g} before"
             found.append(self.finding(SLOW, name, seen))
         for reason in (LINK_ERRORS, ERRORS):
             errors = [error for error in entry["errors"].values() if error[0] == reason.code]
@@ -262,7 +262,7 @@ class InfinibandInspection(Inspection):
     def _traffic(
         self, known: Mapping[str, Mapping[str, Any]], there: Mapping[str, Port], now_ns: int
     ) -> dict[str, Any]:
-        """How RDMA traffic goes on while the same ranks live; it begins anew with others."""
+        """Return the kept state of RDMA traffic, which is measured while the same ranks run."""
         pids = sorted(rank.pid for rank in self.site.ranks() if rank.alive)
         total = {name: sum(port.counters.get(counter, 0.0) for counter in DATA) for name, port in there.items()}
         before = self.kept.get("traffic", {})

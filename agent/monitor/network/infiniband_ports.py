@@ -1,4 +1,4 @@
-"""Ports of InfiniBand and RoCE devices, as /sys/class/infiniband shows them.
+"""Reads the ports of InfiniBand and RoCE devices from /sys/class/infiniband.
 
 The names of files are from the kernel's ``sysfs-class-infiniband``, the names of measures from node_exporter.
 """
@@ -12,7 +12,7 @@ FOLDER = "class/infiniband"
 ACTIVE = 4
 """``state`` of a port that carries traffic."""
 WORD_BYTES = 4
-"""``port_xmit_data`` and ``port_rcv_data`` count in words."""
+"""Unit of ``port_xmit_data`` and ``port_rcv_data``."""
 GIGABIT = 10**9
 
 COUNTERS = {
@@ -21,18 +21,18 @@ COUNTERS = {
     "counters/symbol_error": ("symbol_error_total", "damage on the link"),
     "counters/port_rcv_errors": ("port_errors_received_total", "packets received damaged"),
     "counters/port_xmit_discards": ("port_discards_transmitted_total", "packets that were not sent"),
-    "counters/port_xmit_wait": ("port_transmit_wait_total", "ticks in which the port could not send"),
+    "counters/port_xmit_wait": ("port_transmit_wait_total", "ticks in which the port had data and could not send"),
     "counters/local_link_integrity_errors": ("local_link_integrity_errors_total", "damage on the link, over a limit"),
     "counters/excessive_buffer_overrun_errors": ("excessive_buffer_overrun_errors_total", "overruns of buffers"),
     "counters/port_rcv_data": ("port_data_received_bytes_total", "bytes received, RDMA included"),
     "counters/port_xmit_data": ("port_data_transmitted_bytes_total", "bytes sent, RDMA included"),
     "hw_counters/local_ack_timeout_err": ("local_ack_timeout_errors_total", "the other end did not answer"),
-    "hw_counters/rnr_nak_retry_err": ("rnr_nak_retry_errors_total", "the other end had no room"),
-    "hw_counters/out_of_sequence": ("out_of_sequence_packets_received_total", "packets that were lost on the way"),
+    "hw_counters/rnr_nak_retry_err": ("rnr_nak_retry_errors_total", "the other end had no free buffer"),
+    "hw_counters/out_of_sequence": ("out_of_sequence_packets_received_total", "packets that arrived out of sequence"),
     "hw_counters/packet_seq_err": ("packet_sequence_errors_total", "packets that the other end did not get"),
     "hw_counters/roce_slow_restart": ("roce_slow_restart_total", "slow restarts of RoCE"),
 }
-"""File → what it is called as a measure, after ``node_infiniband_``, and what it counts."""
+"""File → name of the measure, without the prefix ``node_infiniband_``, and its meaning."""
 DATA = ("port_rcv_data", "port_xmit_data")
 
 
@@ -43,19 +43,19 @@ class Port:
     device: str
     number: str
     state: int = 0
-    """1 down, 2 init, 3 armed, 4 active; 0: the driver does not say."""
+    """1 down, 2 init, 3 armed, 4 active; 0: the driver does not report it."""
     physical_state: int = 0
     """2 polling, 3 disabled, 5 link up, …"""
     rate: float = 0.0
-    """Bits a second; 0: the driver does not say."""
+    """Bits per second; 0: the driver does not report it."""
     link_layer: str = ""
     """``InfiniBand`` or ``Ethernet``."""
     counters: dict[str, float] = field(default_factory=dict)
-    """File name → value, data in bytes; what the driver does not count is left out."""
+    """File name → value (data in bytes), without counters that the driver does not have."""
 
     @property
     def name(self) -> str:
-        """For people, and as a key."""
+        """Device and port number."""
         return f"{self.device} port {self.number}"
 
 
@@ -73,7 +73,7 @@ def ports(sys: Path) -> dict[str, Port]:
 
 
 def number_at_start(text: str) -> float | None:
-    """``4`` of ``4: ACTIVE``, and ``400.0`` of ``400 Gb/sec (4X NDR)``; None of ``N/A (no PMA)``."""
+    """Parse the number at the start: 4 from ``4: ACTIVE``, 400.0 from ``400 Gb/sec (4X NDR)``; None: there is none."""
     first = text.replace(":", " ").split()
     try:
         return float(first[0])

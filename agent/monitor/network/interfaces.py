@@ -20,12 +20,12 @@ class NetworkLimits(Limits):
     """Which interfaces are inspected, and how often."""
 
     interval_s: float = Field(default=30.0, gt=0)
-    """From one look to the next, seconds (ByteRobust, table 3)."""
+    """Period, seconds (ByteRobust, table 3)."""
     interfaces: list[str] = Field(default_factory=list)
-    """Names or patterns (``eth*``) of the interfaces to look at; empty: those with hardware behind them that were up at
-    some look, and the one with the agent's address."""
+    """Names or patterns (``eth*``) of the interfaces to inspect. Empty: hardware interfaces that were up at some
+    inspection, and the interface with the agent's address."""
     ignore: list[str] = Field(default_factory=list)
-    """Names or patterns of those that are left out, e.g. one for management only."""
+    """Names or patterns of interfaces that are not inspected, e.g. one for management only."""
 
 
 def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple[dict[str, Link], set[str]]:
@@ -71,12 +71,12 @@ def may_be_looked_at(name: str, limits: NetworkLimits) -> bool:
 
 
 def never_seen(names: Collection[str], limits: NetworkLimits) -> list[str]:
-    """Names that a site wants looked at and of which there never was an interface; patterns may match none."""
+    """Return the names in the settings of interfaces that never existed; a pattern does not have to match any."""
     return [name for name in limits.interfaces if name not in names and not set(name) & set("*?[")]
 
 
 def address_of(host: str) -> str:
-    """The address that a host's name stands for; empty: none that one interface has."""
+    """Return the address of a host name; empty: it has none, or it is that of all interfaces (``0.0.0.0``)."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
         return "" if address.is_unspecified else str(address)
@@ -86,17 +86,17 @@ def address_of(host: str) -> str:
 
 
 def namespace() -> int:
-    """Which network namespace this thread is in: interfaces and their counters are those of one.
+    """Return the id of this thread's network namespace, which the inspected interfaces and counters belong to.
 
     Raises:
-        OSError: the kernel does not say.
+        OSError: it cannot be read.
     """
     return network_namespace().stat().st_ino
 
 
 def speeds() -> dict[str, int]:
     """Return the speed of each interface in Mbit/s, if its driver reports it."""
-    import psutil  # here, in the thread of the inspection: it takes a while
+    import psutil  # here, because the import is slow and this is the thread of the inspection
 
     return {name: stats.speed for name, stats in psutil.net_if_stats().items() if stats.speed > 0}
 

@@ -1,4 +1,4 @@
-"""Links of network interfaces: down, flapping, gone, slower than they were."""
+"""The inspection of links of network interfaces: down, flapping, missing, slower than before."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ REPEATED = Reason(
     Health.UNKNOWN,
     source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
 )
-MISSING = Reason("nic-missing", "a network interface that was there is gone", remedy=Remedy.REPLACE)
-SLOW = Reason("nic-slow", "the link is slower than it was", Owner.NETWORK, Remedy.WATCH)
+MISSING = Reason("nic-missing", "a network interface has disappeared", remedy=Remedy.REPLACE)
+SLOW = Reason("nic-slow", "the link is slower than before", Owner.NETWORK, Remedy.WATCH)
 NOT_FOUND = Reason(
     "nic-not-found",
-    "a network interface that the settings name was never there",
+    "a network interface that the settings name does not exist",
     Owner.UNKNOWN,
     Remedy.CHECK_SETUP,
     Health.UNKNOWN,
 )
 PAUSE_S = 0.1
-"""After a change: what follows at once is seen together."""
+"""Wait after a change, seconds, so that several quick changes are seen together."""
 MEGABITS = 1_000_000 // 8
-"""Bytes a second of one Mbit/s."""
+"""Bytes per second of 1 Mbit/s."""
 
 
 class LinkLimits(NetworkLimits):
     """Thresholds for links."""
 
     down_s: float = Field(default=10.0, ge=0)
-    """A link that stays down for this long is faulty, seconds; what comes back sooner is a flap."""
+    """A link that is down for this long is faulty, seconds; a shorter outage is a flap."""
     lasts_s: float = Field(default=300.0, gt=0)
-    """A flap counts for this long, seconds (ByteRobust acts on the second alert in 5 minutes)."""
+    """How long a flap stays active, seconds (ByteRobust acts on the second alert in 5 minutes)."""
 
 
 class LinkInspection(Inspection):
-    """Hears of every change by netlink, and finds flaps that came between two looks, or two agents, by counters."""
+    """Inspects at every change that netlink reports. Counters of the kernel show flaps that no inspection saw."""
 
     name: ClassVar[str] = "link"
-    inspects: ClassVar[str] = "network interfaces: link down, flapping, gone, slower than it was"
+    inspects: ClassVar[str] = "network interfaces: link down, flapping, missing, slower than before"
     reasons: ClassVar[tuple[Reason, ...]] = (DOWN, FLAP, REPEATED, MISSING, SLOW, NOT_FOUND)
     metrics: ClassVar[Mapping[str, Described]] = described(
-        ("node_network_up", "device", "1: the interface has a carrier"),
+        ("node_network_up", "device", "1 if the interface has a carrier"),
         ("node_network_carrier_down_changes_total", "device", "how often it lost the carrier"),
         ("node_network_speed_bytes", "device", "bytes a second; absent where the driver does not report it"),
     )
@@ -87,7 +87,7 @@ class LinkInspection(Inspection):
         """Kernel's indexes of the inspected interfaces; None: there was no inspection yet, or it failed."""
 
     def inspect(self) -> InspectionResult:
-        """Wait for a change, and judge all links."""
+        """Wait for a change, and inspect all links."""
         self._changes.open()
         indexes, self._indexes = self._indexes, None
         if indexes is not None and self._changes.wait(indexes, self._wait_s()):
@@ -105,17 +105,17 @@ class LinkInspection(Inspection):
         self.kept = self.kept | {"links": entries}
         findings = [found for name, entry in entries.items() for found in self._judged(name, entry, now_ns)]
         findings += [
-            self.finding(SLOW, name, f"{speeds[name]} Mbit/s, and it had {entry['speed']}")
+            self.finding(SLOW, name, f"{speeds[name]} Mbit/s, {entry['speed']} before")
             for name, entry in entries.items()
             if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]
         ]
         findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
         return InspectionResult(
-            findings, _measures(there, speeds), note="" if entries else "no network interface to look at"
+            findings, _measures(there, speeds), note="" if entries else "no network interface to inspect"
         )
 
     def forget(self, reason: str) -> None:
-        """What is kept is kept of each interface. One that is down is looked at again once it is up."""
+        """Also forget the kept state of each interface. An interface that is down is inspected again once it is up."""
         super().forget(reason)
         entries = self.kept.get("links", {})
         if reason in {DOWN.code, MISSING.code}:
@@ -127,15 +127,15 @@ class LinkInspection(Inspection):
                 entry["speed"] = 0
 
     def hurry(self) -> None:
-        """Wait for no change."""
+        """End the wait for a change."""
         self._changes.hurry()
 
     def close(self) -> None:
-        """Wait no more."""
+        """End the wait for ever."""
         self._changes.close()
 
     def _wait_s(self) -> float:
-        """Until the next look: a link that is down is looked at again when that has lasted long enough."""
+        """Return the seconds until the next inspection, at the latest when an outage becomes a fault."""
         now_ns = self.clock_ns()
         began_ns = [entry["down_ns"] for entry in self.kept["links"].values() if entry["down_ns"] is not None]
         ends_ns = [down_ns + self.limits.down_s * 1e9 for down_ns in began_ns]
@@ -143,9 +143,9 @@ class LinkInspection(Inspection):
         return float(min(self.limits.interval_s, left_s))
 
     def _entry(self, before: dict[str, Any] | None, link: Link | None, now_ns: int) -> dict[str, Any]:
-        """What is kept of an interface; ``down_ns``: since when it is down, None where it is not."""
+        """Return the kept state of an interface; ``down_ns`` is when the current outage began, None: the link is up."""
         if before is None:
-            assert link is not None, "what is not there is looked at only where it was there"
+            assert link is not None, "an interface that does not exist was inspected before"
             before = {"index": link.index, "downs": link.downs, "down_ns": None}
         was = LinkSeen(before["index"], before["downs"], before["down_ns"] is not None, before.get("uncounted", False))
         now = LinkSeen(link.index, link.downs, not link.carrier) if link else LinkSeen(was.index, was.downs, True)
@@ -162,7 +162,7 @@ class LinkInspection(Inspection):
         }
 
     def _judged(self, name: str, entry: dict[str, Any], now_ns: int) -> list[Finding]:
-        """The findings about one interface. An outage that may still turn out to be a flap is reported as a flap."""
+        """Return the findings about one interface. A short outage that is not over is reported as a flap."""
         found, flaps, ago_ns = [], entry["flaps"], now_ns - self.site.now_ns()
         down_s = 0.0 if entry["down_ns"] is None else (now_ns - entry["down_ns"]) / 1e9
         is_open = entry["down_ns"] is not None and down_s < self.limits.down_s
@@ -177,8 +177,8 @@ class LinkInspection(Inspection):
             number = number_of(flaps)
             times = "once" if number == 1 else f"{number} times"
             text = f"the link went down {times} within {self.limits.lasts_s:.0f} s"
-            seen = f"the kernel counted {entry['downs']} times since the interface was made"
-            still = ", and is not back yet" if is_open else ""
+            seen = f"the kernel has counted {entry['downs']} outages since the interface was created"
+            still = ", and is still down" if is_open else ""
             found.append(self.finding(FLAP, name, seen, text=text + still, since_ns=flaps[0][0] - ago_ns))
             if again_ns := second_ns(flaps):
                 found.append(self.finding(REPEATED, name, seen, text=text + still, since_ns=again_ns - ago_ns))

@@ -1,4 +1,4 @@
-"""Packets that are lost: TCP that sends again, and interfaces that count errors and drops."""
+"""The inspection of lost packets: TCP retransmissions, and errors and drops that interfaces count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.system.procfs import network_counters
 
 LOST = Reason(
     "packet-loss",
-    "TCP sends many segments again: packets are lost, here or at the other end",
+    "TCP retransmits many segments: packets are lost, here or at the other end",
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -35,14 +35,14 @@ ERRORS = Reason(
 )
 DROPS = Reason(
     "nic-drops",
-    "a network interface drops many packets for want of room",
+    "a network interface drops many packets because its buffers are full",
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
 )
 ERROR_COUNTERS = ("rx_errors", "tx_errors")
 DROP_COUNTERS = ("rx_missed_errors", "rx_fifo_errors", "tx_dropped")
-"""Not ``rx_dropped``: it also counts packets of protocols that this machine does not use."""
+"""Counters of dropped packets, without ``rx_dropped``, which also counts packets of protocols that are not used."""
 MEASURED = {
     "rx_bytes": ("node_network_receive_bytes_total", "bytes received"),
     "tx_bytes": ("node_network_transmit_bytes_total", "bytes sent"),
@@ -50,39 +50,40 @@ MEASURED = {
     "tx_packets": ("node_network_transmit_packets_total", "packets sent"),
     "rx_errors": ("node_network_receive_errs_total", "damaged packets received"),
     "tx_errors": ("node_network_transmit_errs_total", "packets that could not be sent"),
-    "rx_dropped": ("node_network_receive_drop_total", "packets dropped, those of unwanted protocols too"),
+    "rx_dropped": ("node_network_receive_drop_total", "packets dropped, including those of unused protocols"),
     "tx_dropped": ("node_network_transmit_drop_total", "packets dropped before they were sent"),
 }
-"""Counters of interfaces, by the names that node_exporter gives them, with what they count."""
+"""Counter of an interface → its metric, named as by node_exporter, and the metric's meaning."""
 TCP = {
-    "OutSegs": ("node_netstat_Tcp_OutSegs", "TCP segments sent; it only grows"),
-    "RetransSegs": ("node_netstat_Tcp_RetransSegs", "TCP segments sent again; it only grows"),
+    "OutSegs": ("node_netstat_Tcp_OutSegs", "TCP segments sent"),
+    "RetransSegs": ("node_netstat_Tcp_RetransSegs", "TCP segments retransmitted"),
 }
-"""Counters of TCP, likewise."""
+"""Counter of TCP → its metric and the meaning, likewise."""
 
 
 class LossLimits(NetworkLimits):
     """Thresholds for packet loss."""
 
     retransmitted_share: float = Field(default=0.01, gt=0, le=1)
-    """More than this share of all TCP segments sent again is loss."""
+    """A larger share of retransmitted TCP segments is a loss."""
     least_segments: int = Field(default=10_000, gt=0)
-    """Fewer segments within an interval say nothing."""
+    """With fewer segments in an interval, loss is not judged."""
     error_share: float = Field(default=0.001, gt=0, le=1)
-    """More damaged packets than this share of all."""
+    """A larger share of damaged packets is reported."""
     drop_share: float = Field(default=0.01, gt=0, le=1)
-    """More packets dropped than this share of all."""
+    """A larger share of dropped packets is reported."""
     least_packets: int = Field(default=10_000, gt=0)
-    """Fewer packets within an interval say nothing."""
+    """With fewer packets in an interval, errors and drops are not judged."""
     consecutive: int = Field(default=2, ge=1)
-    """So many looks in a row have to see it (ByteRobust, table 3: two misses)."""
+    """A loss is reported after this many consecutive inspections (ByteRobust, table 3: two misses)."""
 
 
 class PacketLossInspection(Inspection):
-    """Compares counters with those of the look before. Both ends of a connection may lose packets: it blames none."""
+    """Compares counters with those of the previous inspection. Its findings blame no machine, since either end of a
+    connection may lose packets."""
 
     name: ClassVar[str] = "packet-loss"
-    inspects: ClassVar[str] = "packets: sent again by TCP, damaged or dropped by interfaces"
+    inspects: ClassVar[str] = "packets: retransmitted by TCP, damaged or dropped by interfaces"
     reasons: ClassVar[tuple[Reason, ...]] = (LOST, ERRORS, DROPS)
     metrics: ClassVar[Mapping[str, Described]] = described(
         *((name, "device", meaning) for name, meaning in MEASURED.values()),
@@ -92,7 +93,7 @@ class PacketLossInspection(Inspection):
     baselines: ClassVar[Mapping[str, tuple[str, ...]]] = {reason.code: ("seen",) for reason in (LOST, ERRORS, DROPS)}
 
     def inspect(self) -> InspectionResult:
-        """Read counters."""
+        """Read the counters of TCP and of all inspected interfaces."""
         namespace = interfaces.namespace()
         if self.kept.get("namespace") != namespace:
             self.kept = {"namespace": namespace}
@@ -116,13 +117,13 @@ class PacketLossInspection(Inspection):
         part = share(again, sent, self.limits.least_segments)
         if part is None or part <= self.limits.retransmitted_share:
             return []
-        return [self.finding(LOST, "", f"{again:.0f} of {sent:.0f} segments were sent again ({part:.1%})")]
+        return [self.finding(LOST, "", f"{again:.0f} of {sent:.0f} segments were retransmitted ({part:.1%})")]
 
     def _of_link(self, link: Link) -> list[Finding]:
         found = []
         before = self.kept.get("links", {}).get(link.name, {})
         if before.get("index") != link.index:
-            return []  # it is new, or was made anew
+            return []  # it is new, or was created anew
         grown = rises(before["counters"], _counters(link)) or {}
         packets = grown.get("rx_packets", 0.0) + grown.get("tx_packets", 0.0)
         for reason, names, most in (
@@ -138,10 +139,10 @@ class PacketLossInspection(Inspection):
 
 
 def tcp_counters(proc: Path) -> dict[str, float]:
-    """The kernel's counters of TCP segments.
+    """Return the kernel's counters of TCP segments.
 
     Raises:
-        CannotInspect: they are not there.
+        CannotInspect: the kernel does not have them.
     """
     counters = network_counters("Tcp", proc)
     if missing := TCP.keys() - counters.keys():

@@ -1,7 +1,7 @@
-"""Network interfaces as the kernel lists them by rtnetlink: those of this thread's network namespace.
+"""Lists the network interfaces of this thread's network namespace, and waits for their changes, by rtnetlink.
 
-/sys/class/net may be of another namespace than the process; a netlink socket never is. Formats: rtnetlink(7), and the
-kernel's ``if_link.h`` and ``if_addr.h``.
+/sys/class/net may show another namespace than that of the process; a netlink socket never does. The formats are from
+rtnetlink(7) and from the kernel's ``if_link.h`` and ``if_addr.h``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from everstep.errors import CannotInspect
 from everstep.system.wake_up import WakeUp
 
 ANSWER_S = 5.0
-"""The kernel has this long to answer."""
+"""Longest wait for an answer of the kernel, seconds."""
 TRIES = 3
-"""A list that changed while it was read is read again so often."""
+"""How many times a list is read that changes while it is read."""
 BUFFER_BYTES = 1 << 18
 
 _HEADER = struct.Struct("=IHHII")
@@ -52,19 +52,19 @@ class Link:
     """A network interface."""
 
     index: int
-    """Another one where an interface of the same name was made anew."""
+    """The kernel's number of the interface. An interface that is created anew with the same name has another index."""
     name: str
     kind: str = ""
-    """Kind of a virtual interface, e.g. ``veth``; empty: hardware is behind it."""
+    """Kind of a virtual interface, e.g. ``veth``; empty: it is hardware."""
     loopback: bool = False
     switched_on: bool = True
-    """By an administrator."""
+    """Whether an administrator has it switched on."""
     carrier: bool = True
-    """It is switched on, and there is a link; the kernel's operational state lags behind ``downs``, this does not."""
+    """Whether it is switched on and has a link. Unlike the kernel's operational state, this is as new as ``downs``."""
     downs: int = 0
-    """How often it lost its carrier since it was made."""
+    """How often it has lost its carrier since it was created."""
     statistics: dict[str, int] = field(default_factory=dict)
-    """Counters since it was made: ``STATISTICS``."""
+    """Name in ``STATISTICS`` → the counter since the interface was created."""
 
 
 def links() -> dict[str, Link]:
@@ -79,7 +79,7 @@ def links() -> dict[str, Link]:
 
 
 def addresses() -> dict[str, int]:
-    """Return address → index of the interface that has it.
+    """Return all IP addresses, each with the index of its interface.
 
     Raises:
         CannotInspect: the kernel does not answer.
@@ -97,7 +97,7 @@ def addresses() -> dict[str, int]:
 
 
 class LinkChanges:
-    """Waits until an interface changes. Opened in the thread that waits, whose network namespace counts."""
+    """Waits until an interface changes, in the network namespace of the thread that calls ``open``."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -106,10 +106,10 @@ class LinkChanges:
         self._ended = False
 
     def open(self) -> None:
-        """Hear what changes from now on; what is asked afterwards misses nothing.
+        """Receive changes from now on. Interfaces that are listed after this call miss no change.
 
         Raises:
-            CannotInspect: the kernel gives no such socket.
+            CannotInspect: the kernel does not open the socket.
         """
         if self._socket is None and not self._ended:
             self._socket = _socket(_GROUP_LINK)
@@ -118,11 +118,11 @@ class LinkChanges:
         """Wait until one of these interfaces changes.
 
         Args:
-            indexes: Theirs; changes of other interfaces do not count.
-            wait_s: Seconds at most.
+            indexes: The kernel's indexes of the interfaces. Changes of others are ignored.
+            wait_s: Longest wait, seconds.
 
         Returns:
-            Whether one changed, or some change was not heard.
+            Whether an interface changed, or may have changed because messages were lost.
 
         Raises:
             CannotInspect: ``open`` failed.
@@ -135,11 +135,11 @@ class LinkChanges:
                     self._close()
 
     def hurry(self) -> None:
-        """Let a thread that waits, or would wait next, return; nothing changed."""
+        """End the current or the next wait; the wait returns that nothing changed."""
         self._wake_up.ring()
 
     def close(self) -> None:
-        """Wait no more; a thread that waits returns, and closes what it waited for."""
+        """End the current wait and all later ones. A waiting thread closes the socket itself."""
         self._ended = True
         self._wake_up.ring()
         if self._turn.acquire(timeout=0.1):
@@ -159,14 +159,14 @@ class LinkChanges:
             if not self._wake_up.wait(self._socket.fileno(), until - time.monotonic()):
                 return False
             try:
-                heard = self._socket.recv(BUFFER_BYTES)
+                received = self._socket.recv(BUFFER_BYTES)
             except BlockingIOError:
                 continue
-            except OSError:  # ENOBUFS: more changed than the kernel kept for us
+            except OSError:  # ENOBUFS: the kernel dropped messages because too much changed
                 return True
             if any(
                 _LINK.unpack_from(body)[2] in indexes
-                for kind, _, body in messages_of(heard)
+                for kind, _, body in messages_of(received)
                 if kind in (_NEW_LINK, _DELETED_LINK)
             ):
                 return True
@@ -174,13 +174,13 @@ class LinkChanges:
 
 
 def link_of(body: bytes) -> Link:
-    """The interface of an ``RTM_NEWLINK`` message, given without the netlink header."""
+    """Return the interface that an ``RTM_NEWLINK`` message describes; ``body``: the message without its header."""
     _, _, index, flags, _ = _LINK.unpack_from(body)
     attributes = dict(attributes_of(body[_LINK.size :]))
     info = dict(attributes_of(attributes.get(_LINK_INFO, b"")))
     counters = attributes.get(_STATISTICS, b"")
     known = min(len(counters) // 8, len(STATISTICS))
-    # A kernel before 4.16 has no counter of downs, only of changes: each down is one of two.
+    # A kernel before 4.16 only counts changes: every second one is a loss of the carrier.
     downs = _number(attributes[_DOWNS]) if _DOWNS in attributes else _number(attributes.get(_CHANGES, b"")) // 2
     return Link(
         index=index,
@@ -195,7 +195,7 @@ def link_of(body: bytes) -> Link:
 
 
 def messages_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The netlink messages of a datagram: type, flags, and what follows the header. A cut one ends it."""
+    """Yield type, flags and body of each netlink message in a datagram, up to an incomplete one."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, flags, _, _ = _HEADER.unpack_from(data, at)
@@ -206,7 +206,7 @@ def messages_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def attributes_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and value of each attribute. A cut one ends it."""
+    """Yield type and value of each attribute, up to an incomplete one."""
     at = 0
     while at + _ATTRIBUTE.size <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, at)
@@ -220,7 +220,7 @@ def _socket(groups: int = 0) -> socket.socket:
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     except OSError as error:
-        raise CannotInspect(f"the kernel gives no netlink socket: {error.strerror}") from error
+        raise CannotInspect(f"the kernel does not open a netlink socket: {error.strerror}") from error
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         opened.bind((0, groups))
@@ -232,26 +232,26 @@ def _socket(groups: int = 0) -> socket.socket:
 
 
 def _listed(kind: int, body: bytes) -> list[tuple[int, bytes]]:
-    """All messages of one list."""
+    """Return the type and the body of all messages of a list."""
     with _socket() as opened:
         for number in range(1, TRIES + 1):
             header = _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _DUMP, number, 0)
             opened.send(header + body)
-            found, whole = _answer(opened)
-            if whole:
+            found, is_consistent = _answer(opened)
+            if is_consistent:
                 return found
     raise CannotInspect(f"the network interfaces changed {TRIES} times while they were listed")
 
 
 def _answer(opened: socket.socket) -> tuple[list[tuple[int, bytes]], bool]:
-    """What comes until the end of a list, and whether nothing changed meanwhile."""
+    """Return the messages up to the end of a list, and whether nothing changed while they were read."""
     found: list[tuple[int, bytes]] = []
-    whole, until = True, time.monotonic() + ANSWER_S
+    is_consistent, until = True, time.monotonic() + ANSWER_S
     while select.select([opened], [], [], max(until - time.monotonic(), 0))[0]:
         for kind, flags, body in messages_of(opened.recv(BUFFER_BYTES)):
-            whole = whole and not flags & _INTERRUPTED
+            is_consistent = is_consistent and not flags & _INTERRUPTED
             if kind == _DONE:
-                return found, whole
+                return found, is_consistent
             if kind == _ERROR:
                 code = -struct.unpack_from("=i", body)[0]
                 raise CannotInspect(f"the kernel does not list the network interfaces: {os.strerror(code)}")

@@ -1,4 +1,4 @@
-"""How often a link was down between two looks, from what each saw: pure."""
+"""Counts the outages of a link from two inspections and from the kernel's counter of outages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 KEPT = 32
-"""Times of flaps of one link that are kept apart; older ones are put together."""
+"""Largest number of entries of flaps of one link; the two oldest are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,55 +14,55 @@ class LinkSeen:
     """The state of a link at one inspection."""
 
     index: int
-    """Another one: it was made anew, and its counter with it."""
+    """The kernel's index of the interface; another index means that it was created anew, with a new counter."""
     downs: int
-    """How often it went down, as the kernel counted."""
+    """Number of outages that the kernel has counted."""
     is_down: bool
-    """Or is not there at all."""
+    """Whether the link is down or the interface does not exist."""
     uncounted: bool = False
-    """It is down, and the kernel has not counted that yet."""
+    """Whether it is down and the kernel has not counted that outage yet."""
 
 
 def ended(before: LinkSeen, now: LinkSeen) -> int:
-    """How many outages ended between two looks, short ones that neither look saw as well.
+    """Return how many outages ended between two inspections, including short ones that only the kernel counted.
 
-    Some drivers count no outage where an administrator switches the link off, or count it late; one that a look sees
-    counts then, and once.
+    Some drivers do not count an outage that an administrator causes, or count it late. An outage that an inspection
+    sees is therefore counted exactly once, whether the driver counts it or not.
     """
     if now.index != before.index:
-        return int(not now.is_down)  # it was away meanwhile
+        return int(not now.is_down)  # it did not exist for some time
     begun = max(_counted(before, now), int(now.is_down and not before.is_down))
     return before.is_down + begun - now.is_down
 
 
 def is_uncounted(before: LinkSeen, now: LinkSeen) -> bool:
-    """Whether the outage that the later look sees was not counted: if it is, by a later one, it is the same."""
+    """Return whether the kernel has not counted the current outage yet; if it does later, that is the same outage."""
     if not now.is_down or now.index != before.index:
         return False
     return now.downs <= before.downs and (before.uncounted or not before.is_down)
 
 
 def _counted(before: LinkSeen, now: LinkSeen) -> int:
-    """Outages that the kernel counted between two looks, but for the one that the earlier look saw."""
+    """Return how many new outages the kernel counted; the one that the earlier inspection saw is not new."""
     return max(now.downs - before.downs - before.uncounted, 0)
 
 
 def with_flaps(times: list[list[int]], now_ns: int, flaps: int, lasts_s: float) -> list[list[int]]:
-    """The flaps that count now: pairs of time and number, the newest last.
+    """Return the recent flaps, as pairs of time and number, the newest last.
 
     Args:
-        times: What was returned earlier.
-        now_ns: By a clock that is not set.
-        flaps: Those that ended now.
-        lasts_s: How long one counts.
+        times: The result of the previous call.
+        now_ns: Nanoseconds of the monotonic clock.
+        flaps: Number of outages that ended now.
+        lasts_s: How long a flap is recent, seconds.
     """
-    counting = [[at_ns, number] for at_ns, number in times if now_ns - at_ns < lasts_s * 1e9]
+    recent = [[at_ns, number] for at_ns, number in times if now_ns - at_ns < lasts_s * 1e9]
     if flaps:
-        counting.append([now_ns, flaps])
-    if len(counting) > KEPT:
-        (_, first), (at_ns, second), *rest = counting
-        counting = [[at_ns, first + second], *rest]
-    return counting
+        recent.append([now_ns, flaps])
+    if len(recent) > KEPT:
+        (_, first), (at_ns, second), *rest = recent
+        recent = [[at_ns, first + second], *rest]
+    return recent
 
 
 def number_of(times: Iterable[list[int]]) -> int:
@@ -71,7 +71,7 @@ def number_of(times: Iterable[list[int]]) -> int:
 
 
 def second_ns(times: Iterable[list[int]]) -> int | None:
-    """When the second of these flaps came; None where there are fewer."""
+    """Return when the second of these flaps happened; None: there are fewer than two."""
     number = 0
     for at_ns, flaps in times:
         number += flaps

@@ -60,6 +60,6 @@ def test_what_cannot_be_run_is_refused_with_what_there_is(name: str, settings: d
 
 
 def test_settings_that_are_no_json_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no JSON"):
+    with pytest.raises(ConfigError, match="not JSON"):
         limits_named("memory", "{")
     assert limits_named("memory", "") == kind_named("memory").limits_type()

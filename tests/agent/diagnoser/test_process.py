@@ -100,7 +100,7 @@ def test_results_come_back_and_what_cannot_be_tested_is_unknown(forked: Run, tmp
     assert (fine.verdict, fine.test) == (Health.HEALTHY, "memory")
     assert fine.seconds > 0
     assert reasons(unable) == [UNABLE.code]
-    assert "could be taken" in unable.findings[0].text
+    assert "could be tested" in unable.findings[0].text
 
 
 def test_it_ends_with_whoever_asks(tmp_path: Path) -> None:

@@ -206,10 +206,10 @@ NOISE: dict[Callable[[SimulatedMachine], list[Finding]], str] = {
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file system answers."""
 
-    def ask(asked: Any) -> None:
+    def send(request: Any) -> None:
         time.sleep(0.2)
 
-    monkeypatch.setattr(mounts._Asked, "_ask", ask)
+    monkeypatch.setattr(mounts._Request, "_send", send)
     yield
 
 

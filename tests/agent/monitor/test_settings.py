@@ -31,7 +31,7 @@ def parsed(**table: Any) -> MonitorSettings:
         ({"memory": {"available_share": 2}}, "monitor.toml: [memory]: available_share is 2: "),
         ({"memory": {"interval_s": 0}}, "monitor.toml: [memory]: interval_s is 0: "),
         ({"silence": "gpu-hot"}, "monitor.toml: silence is 'gpu-hot': "),
-        ({"silence": ["gpu-hott"]}, "silence: no inspection finds 'gpu-hott': did you mean 'gpu-hot'?"),
+        ({"silence": ["gpu-hott"]}, "silence: no inspection reports 'gpu-hott': did you mean 'gpu-hot'?"),
         ({"check": [{"name": "A b", "command": ["true"]}]}, "monitor.toml: check.0.name is 'A b': "),
         ({"check": [{"name": "a", "command": []}]}, "monitor.toml: check.0.command is []: "),
         ({"check": [{"name": "a", "command": ["true"]}] * 2}, "two checks are named 'a'"),

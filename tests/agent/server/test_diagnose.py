@@ -81,7 +81,7 @@ async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_t
     [
         (request("wrong", "teleport"), "there is no test 'teleport'"),
         (request("wrong", "memory", mb=-1), "mb is -1"),
-        (request("wrong", "nic"), "takes two machines"),
+        (request("wrong", "nic"), "needs two machines"),
         (request("wrong", "memory", job="../etc"), "is not a job name"),
     ],
 )
@@ -93,7 +93,7 @@ async def test_what_cannot_be_run_is_refused(agent: RunningAgent, asked: pb.Diag
 async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) -> None:
     async with aclosing(agent.client.diagnose(waiting(""))) as stream:  # type: ignore[type-var]
         assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
-        with pytest.raises(AgentError, match="a diagnosis runs here already"):
+        with pytest.raises(AgentError, match="another diagnosis is running"):
             await all_of(agent.client.diagnose(request("two", "memory")))
     # It ends with its caller, for it had no request id.
     found = None

@@ -1,1 +1,1 @@
-"""What a reading says of each GPU: pure functions from a reading, and what is known of before, to what is found."""
+"""Rules for GPUs: functions from a reading and the kept state of a GPU to its problems."""

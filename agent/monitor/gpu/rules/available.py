@@ -1,5 +1,7 @@
-"""Whether GPUs can be used at all: lost, to be reset, too few, no driver. This is what names a machine with confidence
-(ByteRobust, figure 5, step 1: GPU unavailable)."""
+"""Rules for GPUs that cannot be used: lost, to be reset, missing, without a driver.
+
+These faults name a machine with high confidence (ByteRobust, figure 5, step 1: GPU unavailable).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ POWER = Reason(
 )
 UNREADABLE = Reason(
     "gpu-unreadable",
-    "the driver does not say how the GPU is",
+    "the driver does not report the state of the GPU",
     Owner.UNKNOWN,
     Remedy.WATCH,
     Health.UNKNOWN,
@@ -56,13 +58,13 @@ DENIED = Reason(
 )
 MISMATCH = Reason(
     "gpu-driver-mismatch",
-    "the GPU driver and its library are of different releases: one was replaced without a reboot",
+    "the GPU driver and its library have different releases: one was replaced without a reboot",
     remedy=Remedy.REBOOT,
     source="NVML error 18",
 )
 MISSING = Reason(
     "gpu-driver-missing",
-    "the machine has GPUs, and no driver for them",
+    "the machine has GPUs, but no driver for them",
     remedy=Remedy.CHECK_SETUP,
     source="NVML errors 9 and 12",
 )
@@ -100,7 +102,7 @@ _OF_ALL = {
 _ACTIONS = {
     1: replace(RECOVERY_ACTION, means="reset the GPU", sure=True),
     2: replace(RECOVERY_ACTION, means="reboot the machine", remedy=Remedy.REBOOT, sure=True),
-    # What runs may go on until it is drained: there is no need to act at once.
+    # Jobs may continue until the GPU is drained, so these faults are not sure.
     3: replace(RECOVERY_ACTION, means="drain traffic between GPUs, then reset"),
     4: replace(RECOVERY_ACTION, means="drain, then reset the GPU"),
     5: replace(RECOVERY_ACTION, means="recover the IMEX domain", remedy=Remedy.CHECK_SETUP),
@@ -111,37 +113,37 @@ _OTHER_ACTION = replace(RECOVERY_ACTION, remedy=Remedy.WATCH, verdict=Health.UNK
 
 
 def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuProblem]:
-    """Why none can be read.
+    """Report why no GPU can be read.
 
     Args:
-        reading: Of which ``trouble`` is set.
-        had_gpus: They could be read at some time before.
+        reading: A reading with ``trouble``.
+        had_gpus: Whether GPUs could be read at some time before.
     """
     assert reading.trouble
     reason = _OF_ALL.get(reading.trouble, UNREADABLE)
     if reading.trouble is GpuTrouble.LIBRARY_MISSING and not had_gpus:
-        # Nothing says that this machine's GPUs are to be used, or the agent's container was not given them.
+        # Perhaps the GPUs are not meant to be used, or the agent's container may not use them.
         reason = replace(reason, owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
     yield GpuProblem(reason, reason.means, reading.text)
 
 
 def of_one(gpu: GpuReading) -> Iterator[GpuProblem]:
-    """Why a GPU cannot be read, of which ``trouble`` is set."""
+    """Report why a GPU with ``trouble`` cannot be read."""
     assert gpu.trouble
     reason = _OF_ONE.get(gpu.trouble, UNREADABLE)
     yield GpuProblem(reason, reason.means, gpu.text)
 
 
 def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """What the driver itself asks for."""
+    """Report the recovery that the driver requests."""
     if gpu.recovery_action:
         reason = _ACTIONS.get(gpu.recovery_action, _OTHER_ACTION)
-        asked = reason.means if reason is not _OTHER_ACTION else "something that this release does not know"
+        asked = reason.means if reason is not _OTHER_ACTION else "do something that this release does not know"
         yield GpuProblem(reason, f"the driver asks to {asked}", f"recovery action {gpu.recovery_action}")
 
 
 def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Values that should be there and cannot be read."""
+    """Report values that are supported and cannot be read, over several consecutive inspections."""
     if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.consecutive:
-        said = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
-        yield GpuProblem(UNREADABLE, f"the driver does not say {', '.join(sorted(gpu.errors))}", said)
+        evidence = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
+        yield GpuProblem(UNREADABLE, f"the driver does not report {', '.join(sorted(gpu.errors))}", evidence)

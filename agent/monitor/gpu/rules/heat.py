@@ -1,4 +1,4 @@
-"""Heat and power: too hot, slowed down by the hardware."""
+"""Rules for heat and power: GPUs that are too hot, or that the hardware slows down."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ POWER_BRAKE = 0x80
 
 
 def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Against what is configured, else against the device's own limits.
+    """Compare the temperature with the configured limit, or else with the limits of the device.
 
-    From its slowdown temperature on a fault; between what it should stay below and that one it is warm, and no more.
+    At the slowdown temperature and above, the GPU is faulty. Above the maximum temperature but below that, it is only
+    warm, which is unknown.
     """
     now = gpu.temperature_c
     if now is None:
@@ -46,11 +47,11 @@ def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> 
         yield _at(HOT, now, gpu.slowdown_c, "its slowdown temperature")
     elif gpu.max_c and now > gpu.max_c:
         warm = replace(HOT, verdict=Health.UNKNOWN, remedy=Remedy.WATCH)
-        yield _at(warm, now, gpu.max_c, "what it should stay below")
+        yield _at(warm, now, gpu.max_c, "its maximum temperature")
 
 
 def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Compare the memory's temperature with the one limit that memory has."""
+    """Compare the temperature of the memory with the configured limit, or else with that of the device."""
     now, configured = gpu.memory_temperature_c, limits.memory_temperature_c
     limit = gpu.memory_max_c if configured is None else configured
     if now is not None and limit and now > limit:
@@ -58,18 +59,18 @@ def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: flo
 
 
 def throttled(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Slowed down by heat, by the power supply, or by the board, for several looks; by software is how GPUs work."""
+    """Report a slowdown by the hardware over several inspections. Slowdowns by software are normal."""
     bits = gpu.clocks_event_reasons
     if bits is None:
         return
     brake = bool(bits & POWER_BRAKE)
     slow = bool(bits & (HARDWARE_SLOWDOWN | HARDWARE_THERMAL)) and not brake
-    seen = f"clock event reasons {bits:#x}, {gpu.sm_clock_mhz} MHz, {gpu.temperature_c} °C, {gpu.power_w} W"
+    evidence = f"clock event reasons {bits:#x}, {gpu.sm_clock_mhz} MHz, {gpu.temperature_c} °C, {gpu.power_w} W"
     if known.in_a_row("brake", brake) >= limits.consecutive:
-        yield GpuProblem(POWER, "the power supply slows the GPU down (power brake)", seen)
+        yield GpuProblem(POWER, "the power supply slows the GPU down (power brake)", evidence)
     if known.in_a_row("slow", slow) >= limits.consecutive:
-        why = "for heat" if bits & HARDWARE_THERMAL else "for heat or power, it does not say which"
-        yield GpuProblem(THROTTLED, f"the hardware slows the GPU down {why}", seen)
+        why = "for heat" if bits & HARDWARE_THERMAL else "for heat or power (it does not report which)"
+        yield GpuProblem(THROTTLED, f"the hardware slows the GPU down {why}", evidence)
 
 
 def _at(reason: Reason, now: int, limit: int, which: str) -> GpuProblem:

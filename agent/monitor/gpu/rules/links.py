@@ -1,4 +1,4 @@
-"""What connects a GPU: PCIe, NVLink, the NVSwitch fabric."""
+"""Rules for the connections of a GPU: PCIe, NVLink, and the NVSwitch fabric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everstep.model.finding import Health, Reason, Remedy
 
 PCIE_WIDTH = Reason(
     "gpu-pcie-width",
-    "the GPU has fewer PCIe lanes than it could have",
+    "the GPU uses fewer PCIe lanes than it could",
     remedy=Remedy.REPLACE,
     source="NVML",
 )
@@ -24,7 +24,7 @@ PCIE_REPLAYS = Reason(
 )
 NVLINK_DOWN = Reason(
     "gpu-nvlink-down",
-    "an NVLink of the GPU that was up is down",
+    "an NVLink of the GPU has gone down",
     remedy=Remedy.RESET_GPU,
     source="NVRx fails on any link that is down",
 )
@@ -36,7 +36,7 @@ NVLINK_ERRORS = Reason(
 )
 FABRIC = Reason(
     "gpu-fabric",
-    "the GPU has no sound connection to the NVSwitch fabric",
+    "the connection of the GPU to the NVSwitch fabric is faulty",
     remedy=Remedy.RESET_GPU,
     source="NVML's fabric information",
 )
@@ -51,24 +51,24 @@ _FABRIC_BITS = {
     4: ("a route is unhealthy", Health.FAULTY),
     6: ("access timed out and is being recovered", Health.UNKNOWN),
 }
-"""Shift within the health mask → what it means where the two bits there are 1."""
+"""Shift within the health mask → meaning and verdict of the value 1 in the two bits there."""
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_NONE = 8, 0xF, 1
 _SUMMARIES = {2: ("unhealthy", Health.FAULTY), 3: ("limited capacity", Health.UNKNOWN)}
 
 
 def pcie_width(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Fewer lanes than device and machine can, for several looks with work on the GPU: without, lanes may sleep."""
+    """Report missing lanes over several inspections of a busy GPU; the lanes of an idle GPU may be switched off."""
     width, most = gpu.pcie_width, gpu.pcie_width_max
     idle = gpu.utilization == 0
     if not width or not most:
         return
     narrow = None if idle and width < most else width < most
     if known.in_a_row("narrow", narrow) >= limits.consecutive:
-        yield GpuProblem(PCIE_WIDTH, f"the GPU has {width} PCIe lanes and could have {most}", f"x{width} of x{most}")
+        yield GpuProblem(PCIE_WIDTH, f"the GPU uses {width} of {most} PCIe lanes", f"x{width} of x{most}")
 
 
 def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """The rate since the last look."""
+    """Compare the rate of repeated transmissions since the last inspection with its limit."""
     rose = known.rose("pcie replays", gpu.pcie_replays)
     if rose and seconds > 0 and (rate := rose * MINUTE_S / max(seconds, limits.interval_s)) > limits.replays_per_minute:
         seen = f"{rose} repeated transmissions in {seconds:.0f} s"
@@ -78,7 +78,7 @@ def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: f
 
 
 def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Links that were up at some time and are down for several looks, but not while they come up after a start."""
+    """Report links that were up and are down at several inspections, except while links come up after a boot."""
     were_up = known.links_up(_up(gpu))
     down = sorted(nvlink.link for nvlink in gpu.nvlinks if not nvlink.up and nvlink.link in were_up)
     coming_up = gpu.fabric is not None and 0 < gpu.fabric.state < COMPLETED
@@ -88,7 +88,7 @@ def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: fl
 
 
 def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Rates since the last look, of the worst link; a recovery counts by itself."""
+    """Compare the rates of errors since the last inspection with their limit; a single recovery is reported too."""
     bad = []
     for nvlink in gpu.nvlinks:
         if known.rose(f"link {nvlink.link} recoveries", nvlink.recoveries):
@@ -102,7 +102,7 @@ def nvlink_errors(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: 
 
 
 def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Registered with the fabric, and healthy there. A GPU without links has nothing to register for."""
+    """Report a GPU that is not registered with the fabric, or not healthy there. A GPU without links is ignored."""
     info = gpu.fabric
     if info is None or info.state == 0 or not known.links_up(_up(gpu)):
         known.in_a_row("no fabric", False)
@@ -110,10 +110,10 @@ def fabric(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) 
     seen = f"state {info.state}, status {info.status}, health mask {info.health_mask:#x}, summary {info.summary}"
     if known.in_a_row("no fabric", info.state != COMPLETED) >= limits.consecutive:
         yield GpuProblem(FABRIC, "the GPU is not registered with the NVSwitch fabric", seen)
-    elif info.state == COMPLETED and (said := _fabric_says(info)):
-        verdict = max((verdict for _, verdict in said), key=[Health.UNKNOWN, Health.FAULTY].index)
+    elif info.state == COMPLETED and (problems := _fabric_problems(info)):
+        verdict = max((verdict for _, verdict in problems), key=[Health.UNKNOWN, Health.FAULTY].index)
         remedy = FABRIC.remedy if verdict is Health.FAULTY else Remedy.WATCH
-        text = f"the NVSwitch fabric: {', '.join(what for what, _ in said)}"
+        text = f"the NVSwitch fabric: {', '.join(text for text, _ in problems)}"
         yield GpuProblem(replace(FABRIC, verdict=verdict, remedy=remedy), text, seen)
 
 
@@ -121,12 +121,12 @@ def _up(gpu: GpuReading) -> list[int]:
     return [nvlink.link for nvlink in gpu.nvlinks if nvlink.up]
 
 
-def _fabric_says(info: FabricReading) -> list[tuple[str, Health]]:
-    said = [what for shift, what in _FABRIC_BITS.items() if (info.health_mask >> shift) & 0x3 == _TRUE]
+def _fabric_problems(info: FabricReading) -> list[tuple[str, Health]]:
+    problems = [problem for shift, problem in _FABRIC_BITS.items() if (info.health_mask >> shift) & 0x3 == _TRUE]
     if info.status:
-        said.append((f"the registration failed with error {info.status}", Health.FAULTY))
+        problems.append((f"the registration failed with error {info.status}", Health.FAULTY))
     if (wrong := (info.health_mask >> _CONFIGURATION_SHIFT) & _CONFIGURATION_MASK) > _CONFIGURATION_NONE:
-        said.append((f"wrong configuration ({wrong})", Health.FAULTY))
-    if not said and info.summary in _SUMMARIES:
-        said.append(_SUMMARIES[info.summary])
-    return said
+        problems.append((f"wrong configuration ({wrong})", Health.FAULTY))
+    if not problems and info.summary in _SUMMARIES:
+        problems.append(_SUMMARIES[info.summary])
+    return problems

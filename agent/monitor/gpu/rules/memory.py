@@ -1,4 +1,4 @@
-"""Memory of a GPU: errors that were not corrected, rows that were replaced."""
+"""Rules for the memory of a GPU: uncorrected errors, and rows that had to be replaced."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from everstep.model.finding import Health, Reason, Remedy
 
 ECC = Reason(
     "gpu-ecc",
-    "the GPU's memory had an error that was not corrected",
+    "the GPU's memory had an uncorrected error",
     remedy=Remedy.RESET_GPU,
-    # Whether the error was contained in one process the counter does not say; the Xid in the kernel log does.
+    # The counter does not show whether the error affected one process only; the Xid in the kernel log does.
     source="ByteRobust, table 1: GPU memory error",
 )
 REMAP_FAILED = Reason(
@@ -24,7 +24,7 @@ REMAP_FAILED = Reason(
 )
 REMAP_PENDING = Reason(
     "gpu-row-remap-pending",
-    "a bad row of the GPU's memory is replaced at the next reset",
+    "a bad row of the GPU's memory will be replaced at the next reset",
     remedy=Remedy.RESET_GPU,
     verdict=Health.UNKNOWN,
     source="NVIDIA's policy for GPU memory: reset when the job stops; as Xid 63",
@@ -33,15 +33,17 @@ REASONS = (ECC, REMAP_FAILED, REMAP_PENDING)
 
 
 def ecc(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Errors since the last look: what happened before anybody looked says nothing of now."""
+    """Report errors since the last inspection. Errors before the first inspection may be old, and are not reported."""
     if rose := known.rose("ecc", gpu.ecc_uncorrected):
-        seen = f"{rose} more errors that were not corrected, {gpu.ecc_uncorrected} since it was reset"
+        seen = f"{rose} more uncorrected errors, {gpu.ecc_uncorrected} since the last reset"
         yield GpuProblem(ECC, ECC.means, seen, lasts_s=limits.ecc_lasts_s)
 
 
 def rows(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Rows that are bad."""
-    seen = f"rows replaced: {gpu.remapped_corrected} for corrected errors, {gpu.remapped_uncorrected} for others"
+    """Report bad rows that wait for a reset or could not be replaced."""
+    seen = (
+        f"rows replaced: {gpu.remapped_corrected} for corrected errors, {gpu.remapped_uncorrected} for uncorrected ones"
+    )
     if gpu.remap_failed:
         yield GpuProblem(REMAP_FAILED, REMAP_FAILED.means, seen)
     if gpu.remap_pending:

@@ -1,4 +1,4 @@
-"""What a rule about one GPU is, what it gets, and what it reports."""
+"""The type of a rule about one GPU: its settings, the kept state that it uses, and the problems that it reports."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class GpuLimits(Limits):
     """Thresholds for GPUs."""
 
     interval_s: float = Field(default=10.0, gt=0)
-    """From one look to the next, seconds (ByteRobust, table 3)."""
+    """Period, seconds (ByteRobust, table 3)."""
     deadline_s: float = Field(default=60.0, gt=0)
-    """A look that takes longer is said to hang; more than ``start_s``."""
+    """An inspection that takes longer is reported as hanging, seconds; it must be more than ``start_s``."""
     answer_s: float = Field(default=10.0, gt=0)
-    """The driver has this long to answer, seconds …"""
+    """Longest wait for an answer of the driver, seconds."""
     start_s: float = Field(default=30.0, gt=0)
-    """… and this long the first time, when it may have to initialise all GPUs."""
+    """Longest wait for its first answer, when it may have to initialise all GPUs, seconds."""
     gpus: int | None = Field(default=None, ge=0)
-    """How many there should be; by default as many as there once were."""
+    """Number of GPUs that there should be; by default the largest number that there ever was."""
     consecutive: int = Field(default=3, ge=1)
-    """What may be so for a moment is a fault when this many looks saw it one after the other."""
+    """A state that may be temporary is a fault after this many consecutive inspections."""
     temperature_c: int | None = None
-    """A GPU that is hotter is too hot, degrees Celsius; by default its own limits hold."""
+    """A GPU above this temperature is too hot, degrees Celsius; by default the limits of the device apply."""
     memory_temperature_c: int | None = None
-    """Memory that is hotter is too hot, degrees Celsius; by default its own limit holds."""
+    """Memory above this temperature is too hot, degrees Celsius; by default the limit of the device applies."""
     ecc_lasts_s: float = Field(default=24 * 3600.0, gt=0)
-    """An uncorrected memory error counts for this long, or until the GPU is reset."""
+    """How long an uncorrected memory error stays active unless the GPU is reset before, seconds."""
     replays_per_minute: float = Field(default=8.0, ge=0)
-    """More repeated PCIe transmissions are too many (DCGM's limit)."""
+    """Permitted repeated PCIe transmissions per minute (DCGM's limit)."""
     nvlink_errors_per_s: float = Field(default=100.0, ge=0)
-    """As many NVLink checksum errors, or repeated transmissions, are too many (DCGM's limit for checksums)."""
+    """From this rate on, checksum errors or repeated transmissions of an NVLink are a fault (DCGM's limit)."""
     link_errors_last_s: float = Field(default=600.0, gt=0)
-    """Too many errors of a link count for this long."""
+    """How long a fault because of errors of a link stays active, seconds."""
 
     @model_validator(mode="after")
     def _look_outlasts_answer(self) -> Self:
@@ -49,10 +49,10 @@ class GpuLimits(Limits):
 
 
 class GpuKnown:
-    """What is known of one GPU from earlier inspections; read and written as JSON.
+    """The state of one GPU that is kept from inspection to inspection, in JSON types.
 
     Args:
-        kept: As ``kept`` gave it, of an earlier look or an earlier agent; empty: nothing is known.
+        kept: The result of ``kept`` at the previous inspection, perhaps of an earlier agent; empty: there was none.
     """
 
     def __init__(self, kept: Mapping[str, Any]) -> None:
@@ -60,23 +60,23 @@ class GpuKnown:
         self._rows: dict[str, int] = dict(kept.get("rows", {}))
         self._links: set[int] = set(kept.get("links", []))
         self.seen_ns: int = kept.get("seen_ns", 0)
-        """When the counters were read last, by the machine's clock; 0: never."""
+        """When the counters were read last, nanoseconds of the machine's clock; 0: never."""
 
     def kept(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the state for the next inspection."""
         return {
             "counters": self._counters,
-            "rows": {what: count for what, count in self._rows.items() if count},
+            "rows": {state: count for state, count in self._rows.items() if count},
             "links": sorted(self._links),
             "seen_ns": self.seen_ns,
         }
 
     def rose(self, counter: str, value: int | None) -> int | None:
-        """By how much a counter rose since the last look, which is then its baseline.
+        """Return by how much a counter rose since the last inspection, and keep its value for the next.
 
         Returns:
-            None where nothing can be concluded: it is read for the first time, cannot be read, or went back, as after a
-            reset or where it wrapped.
+            None if that is not known: the counter was never read before, cannot be read, or went back because it was
+            reset or overflowed.
         """
         if value is None:
             return None
@@ -85,17 +85,22 @@ class GpuKnown:
         return None if before is None or value < before else value - before
 
     def went_back(self, counter: str, value: int | None) -> bool:
-        """Whether a counter is less than at the last look. Ask before ``rose``."""
+        """Return whether a counter is less than at the last inspection; to be called before ``rose``."""
         return value is not None and value < self._counters.get(counter, 0)
 
-    def in_a_row(self, what: str, so: bool | None) -> int:
-        """How many looks saw something one after the other, this one too; None: this one does not say."""
-        if so is not None:
-            self._rows[what] = self._rows.get(what, 0) + 1 if so else 0
-        return self._rows.get(what, 0)
+    def in_a_row(self, state: str, is_present: bool | None) -> int:
+        """Count the consecutive inspections, up to this one, in which a state was present.
+
+        Args:
+            state: Name of the state.
+            is_present: Whether it is present now; None: that is not known, and the count does not change.
+        """
+        if is_present is not None:
+            self._rows[state] = self._rows.get(state, 0) + 1 if is_present else 0
+        return self._rows.get(state, 0)
 
     def links_up(self, up: Collection[int]) -> set[int]:
-        """The NVLinks that were up in this look or an earlier one."""
+        """Return the NVLinks that were up at this inspection or an earlier one."""
         self._links |= set(up)
         return self._links
 
@@ -108,12 +113,12 @@ class GpuProblem:
     text: str
     evidence: str = ""
     lasts_s: float = 0.0
-    """It happened once and counts for this long; 0: it is so now."""
+    """How long the problem stays active if it is an event, seconds; 0: it is a current state."""
 
 
 GpuRule = Callable[[GpuReading, GpuKnown, GpuLimits, float], Iterator[GpuProblem]]
 """A rule about one GPU that could be read.
 
-Args: the reading; what is known of the GPU, which is brought up to date; the thresholds; seconds since the last look
-that read it, 0 where there was none.
+Its arguments are the reading, the kept state of the GPU, which the rule updates, the thresholds, and the seconds since
+the previous reading of the GPU (0: there was none).
 """

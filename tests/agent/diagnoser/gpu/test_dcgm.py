@@ -73,7 +73,7 @@ def test_a_machine_without_gpus_and_dcgm_has_nothing_to_test() -> None:
 
 def test_a_machine_with_gpus_and_without_dcgm_cannot_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcgm, "gpus", lambda: 8)
-    assert "is not there" in unable(said_by("no-such-dcgmi"))
+    assert "is not installed" in unable(said_by("no-such-dcgmi"))
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,13 @@ def test_tests_that_were_skipped_are_named() -> None:
 
 @pytest.mark.parametrize("code", [*NOT_TESTED, 1, 77])
 def test_exit_codes_that_say_that_nothing_was_tested(code: int) -> None:
-    with pytest.raises(CannotInspect, match=f"ended with code {code}: {NOT_TESTED.get(code, 'this release')[:9]}"):
+    with pytest.raises(CannotInspect, match=f"ended with code {code}: {NOT_TESTED.get(code, 'the code is')[:9]}"):
         parsed(report(gpu(0, "Fail", warning(2))), code)
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"body": {}}', '{"DCGM Diagnostic": {"test_categories": [{}]}}'])
 def test_what_is_not_understood_is_unknown(text: str) -> None:
-    with pytest.raises(CannotInspect, match="does not say how the GPUs are"):
+    with pytest.raises(CannotInspect, match="does not report the health of the GPUs"):
         parsed(text, 0)
 
 

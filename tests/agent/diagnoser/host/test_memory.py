@@ -1,4 +1,4 @@
-"""The memory test: each place that does not keep what is written is named."""
+"""The memory test: each address that does not return what was written is named."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits, parsed, places_of
+from agent.monitor.gpu.dcgm import DcgmInspection, DcgmLimits, parsed, pci_addresses_of
 from agent.monitor.inspection import InspectionResult, Site
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health
@@ -203,6 +203,6 @@ def test_a_failure_without_incidents_is_a_failure(section: dict[str, Any]) -> No
     assert incident.reason.code == "dcgm-failure"
 
 
-def test_places() -> None:
-    assert places_of(DISCOVERY) == {"0": "00000000:07:00.0", "1": "00000000:0A:00.0"}
-    assert places_of("nothing of it") == {}
+def test_pci_addresses() -> None:
+    assert pci_addresses_of(DISCOVERY) == {"0": "00000000:07:00.0", "1": "00000000:0A:00.0"}
+    assert pci_addresses_of("another output") == {}

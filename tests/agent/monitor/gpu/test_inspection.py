@@ -143,7 +143,7 @@ def test_a_lost_gpu_is_not_given_the_name_of_one_that_is_there(machine: Machine)
 def test_one_that_the_driver_does_not_show_is_missing(machine: Machine) -> None:
     (found,) = machine.inspect(OK, {"missing": True})
     assert said([found]) == COUNT
-    assert (found.sure, found.evidence) == (True, ["1 of 2 GPUs are there"])
+    assert (found.sure, found.evidence) == (True, ["1 of 2 GPUs are present"])
     assert machine.inspect(OK, OK) == []
 
 
@@ -161,7 +161,7 @@ def test_how_many_there_should_be_can_be_said(machine: Machine) -> None:
     assert machine.inspect(OK) == []
     machine.restart(gpus=3)
     (found,) = machine.inspect(OK, OK)
-    assert (found.reason, found.item, found.text) == ("gpu-count", "", "GPUs are missing: 2 of 3 GPUs are there")
+    assert (found.reason, found.item, found.text) == ("gpu-count", "", "GPUs are missing: 2 of 3 GPUs are present")
 
 
 def test_a_memory_error_counts_until_the_gpu_is_reset(machine: Machine) -> None:
@@ -275,7 +275,7 @@ def test_gpus_that_are_others_to_use_are_none(
     monkeypatch.setattr(pci, "worth_reading", lambda *_: True)
     monkeypatch.setattr(Direct, "read", lambda *_: reading)
     machine.path.unlink(missing_ok=True)
-    assert machine.inspection.inspect().note == "the machine has NVIDIA GPUs, and none is given to the agent"
+    assert machine.inspection.inspect().note == "the machine has NVIDIA GPUs, but the agent may not use any"
     machine.restart(gpus=8)
     assert said(machine.inspection.inspect().findings) == {("gpu-driver-missing", "", Health.FAULTY)}
 

@@ -83,7 +83,7 @@ def test_processors_that_are_gone(machine: SimulatedMachine, monkeypatch: pytest
     machine.inspect(machine.begin(cpu.CpuInspection, proc=proc))
     monkeypatch.setattr(os, "sysconf", lambda name: 60)
     [found] = machine.inspect(machine.begin(cpu.CpuInspection, proc=proc)).findings
-    assert (found.reason, found.text) == ("cpu-lost", "60 of 64 processors are there")
+    assert (found.reason, found.text) == ("cpu-lost", "60 of 64 processors are online")
     inspection = machine.begin(cpu.CpuInspection, proc=proc)
     inspection.forget("cpu-lost")
     assert reasons(machine.inspect(inspection)) == []

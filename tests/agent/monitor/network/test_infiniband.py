@@ -102,7 +102,7 @@ def test_a_port_in_doubt_is_looked_at_again_soon(machine: Machine) -> None:
     machine.restart(interval_s=30)
     machine.inspect()
     assert machine.inspection._wait_s() == 30
-    machine.inspection._looked = False
+    machine.inspection._must_wait = False
     machine.set(state="2: INIT")
     machine.inspect()
 
@@ -211,7 +211,7 @@ def test_a_slower_port_is_faulty(machine: Machine) -> None:
     (found,) = machine.inspect().findings
 
     assert (found.reason, found.verdict) == ("ib-rate", Health.FAULTY)
-    assert found.evidence == ["200 Gbit/s, and it had 400"]
+    assert found.evidence == ["200 Gbit/s, 400 before"]
 
 
 def test_a_device_that_is_gone_is_missing(machine: Machine) -> None:

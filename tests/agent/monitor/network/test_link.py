@@ -220,7 +220,7 @@ def test_a_slower_link_is_faulty_and_one_whose_speed_is_not_known_is_not(make: M
 
     assert measures['node_network_speed_bytes{device="eth0"}'] == 50e9
     assert (found.reason, found.verdict, found.item) == ("nic-slow", Health.FAULTY, "eth0")
-    assert "200000 Mbit/s, and it had 400000" in found.evidence[0]
+    assert "200000 Mbit/s, 400000 before" in found.evidence[0]
     assert looker.verdicts() == {}
 
 
@@ -238,7 +238,7 @@ def test_a_site_names_its_interfaces_and_those_to_ignore(make: Make, ip: Ip) -> 
         ("nic-not-found", "eth7", Health.UNKNOWN)
     ]
     assert 'node_network_up{device="ib0"}' in result.measures
-    assert make(ignore=["eth*"]).inspect().note == "no network interface to look at"
+    assert make(ignore=["eth*"]).inspect().note == "no network interface to inspect"
 
 
 def test_what_a_site_ignores_is_not_missing_any_more(make: Make, ip: Ip) -> None:

@@ -63,7 +63,7 @@ def test_loss_is_told_when_two_looks_in_a_row_see_it_and_blames_nobody(machine: 
     (found,) = machine.inspect().findings
 
     assert (found.reason, found.verdict, found.owner) == ("packet-loss", Health.UNKNOWN, "network")
-    assert found.evidence == ["2000 of 100000 segments were sent again (2.0%)"]
+    assert found.evidence == ["2000 of 100000 segments were retransmitted (2.0%)"]
     machine.tcp(300_000, 4_000)
     assert machine.reasons() == []
     machine.tcp(400_000, 6_000)

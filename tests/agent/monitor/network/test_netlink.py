@@ -104,7 +104,7 @@ def test_a_wait_that_ends_while_it_is_closed_closes_nothing_that_is_written_to(m
 def test_a_kernel_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "NETLINK_ROUTE", 4095)
 
-    with pytest.raises(CannotInspect, match="gives no netlink socket"):
+    with pytest.raises(CannotInspect, match="does not open a netlink socket"):
         netlink.links()
 
 
