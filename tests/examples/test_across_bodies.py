@@ -73,7 +73,7 @@ def test_gradients_that_are_used_again_are_missed_before_the_wrong_step(make_job
     job.inject(fault="kill-rank", rank=0, at_step=6)  # before the second step of the optimizer, which would tell
     assert job.launch() == [-signal.SIGKILL]
     assert job.launch(resume=job.agreed_step()) == [1]
-    assert "from which this run went on, lacks gradients that the script uses again" in said(tmp_path)
+    assert "lacks gradients that the script uses again" in said(tmp_path)
 
 
 def said(folder: Path) -> str:
@@ -93,7 +93,7 @@ def test_parameters_added_in_a_body_are_warned_of_when_they_are(make_job: Any, t
     job.extra["ACROSS_BODIES_LOG"] = str(tmp_path / "log")
     job.inject(fault="kill-rank", rank=0, at_step=6)
     assert job.launch() == [-signal.SIGKILL]
-    assert said(tmp_path).count("the parameters of 'optimizer' are others than when the loop began") == 1
+    assert said(tmp_path).count("'optimizer' has other parameters than when the loop began") == 1
     assert job.launch(resume=job.agreed_step()) == [1]
     assert "the saved state of 'optimizer' does not fit" in said(tmp_path)
 
@@ -113,8 +113,7 @@ def test_gradients_that_fsdp_has_not_reduced_are_refused_at_once(make_job: Any, 
     job.extra["ACROSS_BODIES_LOG"] = str(tmp_path / "log")
     assert 1 in job.launch()
     assert job.agreed_step() == 0
-    assert "cannot be saved: FSDP2 has not reduced those" in said(tmp_path)
-    assert "Let each body of run.steps() be a whole optimizer step" in said(tmp_path)
+    assert "FSDP2 has not reduced" in said(tmp_path)
 
 
 def test_each_row_of_the_table_is_held_by_a_test() -> None:

@@ -89,7 +89,7 @@ async def test_machines_that_are_well(monkeypatch: pytest.MonkeyPatch, capsys: p
     said = capsys.readouterr()
     assert "healthy: 3 machines, eud, dcgm, memory" in said.out
     assert "bitwise write_bytes_per_second  3   5.00 GB/s" in said.out
-    assert "0 of 3 machines are through" in said.err
+    assert "0 of 3 machines are done" in said.err
     assert len(cluster.made[0].asked("diagnose")[0].tests) == 8, "all of one machine at once"
 
 

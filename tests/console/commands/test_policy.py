@@ -49,11 +49,9 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert titles[0] == "1 operator: act (evicts)"
     assert titles[1] == "2 sure-machine-fault: act (evicts)"
     assert "11 application-caused: never evicts, only explains why not" in titles
-    assert (
-        "policy.silence.evict_s = 2 default The job failed, and a machine does not answer this long: "
-        "the machine is gone, seconds"
-    ) in lines
-    assert "alerts_within_s = 300 fixed Two alerts within this count together (ByteRobust, figure 5)" in lines
+    assert any(line.startswith("policy.silence.evict_s = 2 default ") for line in lines)
+    fixed = next(line for line in lines if line.startswith("alerts_within_s = 300 fixed "))
+    assert fixed.endswith("(ByteRobust, figure 5)")
 
 
 def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

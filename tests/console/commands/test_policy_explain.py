@@ -200,7 +200,7 @@ def test_what_was_closed_from_outside_is_asked_itself(url: str, capsys: pytest.C
 
 def test_what_is_no_incident(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for given, code, words in (
-        ("gpt/7", 1, "the ledger has no incident gpt/7: 'everstep incidents' lists those it has"),
+        ("gpt/7", 1, "the ledger has no incident gpt/7"),
         ("moe", 1, "the ledger has no incident moe"),
         ("gpt/first", 2, "'gpt/first' names neither a job nor an incident: write gpt, gpt/2 or incident/gpt/0002"),
     ):

@@ -140,7 +140,7 @@ def test_another_ranks_tensors_that_are_not_alike_are_refused(pair: list[Machine
     data[data.find(contents(1, 10, 40_000, shared=30_000)[:64])] ^= 1
     path.write_bytes(data)
     try:
-        with pytest.raises(CorruptCheckpoint, match="another rank gave is not that of the manifest"):
+        with pytest.raises(CorruptCheckpoint, match="from another rank does not match the manifest"):
             fresh.restore(3, 10, REMOTE, tensors_rank=1, tensors_address="m1:7070")
         assert not fresh.holds(3, 10)
         fresh.restore(3, 10, REMOTE)
