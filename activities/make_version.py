@@ -77,8 +77,8 @@ class MakeVersion(Activity[VersionMade]):
         except NoSuchFolder as error:
             raise ApplicationError(
                 f"there is no folder {folder_of(running, self.request)} on {socket.gethostname()}, a worker's host. "
-                "Give a folder that all workers can read, or run 'everstep update' on a machine that has the folder "
-                f"and the store of versions, which {environment.VERSIONS} names: it makes the snapshot there",
+                "Give a folder that all workers can read, or run 'everstep update' where both this folder and the "
+                f"store of versions ({environment.VERSIONS}) can be reached: the command then makes the snapshot there",
                 type=NoSuchFolder.__name__,
                 non_retryable=True,
             ) from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 DYING_NAMED = 16
-"""The largest number of machines with ranks that do not die that an answer names."""
+"""An answer names at most this many of the machines whose ranks do not die."""
 
 
 class StopRanks(Activity[Evidence]):

@@ -42,7 +42,7 @@ SLEEPS = "S"
 SILENT_KEPT = 8
 """The largest number of silent machines in the result."""
 LOGGED = 16
-"""The largest number of ranks that the log names, with the samples in which each computed."""
+"""The largest number of ranks in the log, which shows in how many samples each of them computed."""
 
 
 class VoteRound(Activity[SlowRound]):
@@ -81,7 +81,8 @@ class VoteRound(Activity[SlowRound]):
         began = time.monotonic()
         while (now := time.monotonic()) - began < self.round_s or not seen:
             say(f"sample {len(seen) + 1} of the ranks on {len(machines)} machines")
-            # Samples slow a slow rank further, mostly because its own threads write its flight record.
+            # A sample slows a slow rank further, mostly because the rank's own threads write its flight record. So only
+            # the first sample of the round has flight records.
             one = await look(
                 tools.agents,
                 spec.name,
@@ -139,7 +140,7 @@ def times_of(metrics: pb.Metrics) -> RankTimes:
     tokens = metrics.tokens_per_s * metrics.step_s
     before = metrics.typical_tokens_per_s * metrics.typical_step_s
     return RankTimes(
-        # The CPU time belongs to these steps: a sample of it may be 31 steps old.
+        # The duration of the steps over which the CPU time was measured: they may be 31 steps older than the last.
         step_s=metrics.cpu.step_s or metrics.step_s,
         typical_step_s=metrics.typical_step_s,
         cpu=_cpu(metrics.cpu) if metrics.HasField("cpu") else None,

@@ -96,7 +96,7 @@ class Ledger:
                 raise LedgerError(f"there is no ledger at {where.file}: run a job first, or name another with --ledger")
             try:
                 where.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # SQLite copies its mode
+                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # the mode of SQLite's other files too
             except OSError as error:
                 raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
         engine = connect(where)
@@ -206,7 +206,7 @@ class Ledger:
             fill(connection, IncidentEvents, key | {"position": position}, row)
 
     def incident_closed(self, id: str, report: IncidentReport, *, closed_ns: int) -> None:
-        """Close an incident with its report; the final failure replaces the symptom that was seen first."""
+        """Close an incident with its report; the symptom of its first failure replaces the one that was reported."""
         learned = {
             "closed_ns": closed_ns,
             "resolution": clean(report.resolution),
@@ -220,7 +220,7 @@ class Ledger:
         }
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
-            if report.failures:  # the symptom that a watcher reported may be a consequence of the first failure
+            if report.failures:  # what the watcher reported may be a consequence of the first one
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
@@ -251,15 +251,15 @@ class Ledger:
     def interval(self, job: str, *, start_ns: int, end_ns: int | None, kind: Kind, cause: str = "") -> None:
         """Note how a run spent an interval of time.
 
-        The key is job, kind and start: call again with the same values to set the end of an open interval
-        (``end_ns`` None).
+        The key is job, kind and start. An interval with ``end_ns`` None is open; call again with the same key to set
+        its end.
         """
         with self._writing(job) as connection:
             key = {"run": run_to_write(connection, job), "kind": kind, "start_ns": start_ns}
             fill(connection, Intervals, key, {"end_ns": end_ns, "cause": clean(cause) or None})
 
     def versions_seen(self, job: str, versions: Sequence[JobVersion], *, seen_ns: int) -> None:
-        """Keep the versions of a job's newest run, with their state at a time; a later state stays."""
+        """Keep the versions of a job's newest run, with their state at ``seen_ns``; a state seen later stays."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=seen_ns)
             for version in versions:

@@ -24,11 +24,12 @@ from everstep.decisions.training_time.ettr import WINDOW_S
 from everstep.model.job_state import SHOWN_ALREADY, ShareTrained
 
 LOOK_S = 30.0
-"""The time between two polls, seconds. It is short enough: a minute is 2 % of the last hour."""
+"""The time between two polls, seconds. It is short enough, because it is less than 1 % of the last hour."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A workflow that does not answer within this time gets the share at the next poll."""
 QUIET_S = 10.0
-"""A job without a step for this long does not train, from its last step on (as in ``everstep status``), seconds."""
+"""If a job makes no step for this long, seconds, it does not count as training since its last step. ``everstep status``
+does the same."""
 
 log = structlog.get_logger("training time")
 

@@ -33,7 +33,7 @@ class Start:
     """The state and the code with which a job begins; by default a new state and the present code."""
 
     step: int | Literal["latest"] | None
-    """Step of the last run with its name; ``latest``: the newest that every rank can restore; None: not from a run."""
+    """Step of the last run of this job; ``latest``: the newest that every rank can restore; None: not from a run."""
     folder: str
     """Folder of a disk checkpoint; empty: not from a folder."""
     version: str

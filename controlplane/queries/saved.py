@@ -31,7 +31,7 @@ class SavedReport(BaseModel):
     """Number of steps that the slowest backup is behind its rank's own memory; None: there are no backups."""
     disk_step: int | None
     disk_age_s: float | None
-    """Greatest age of a rank's newest state on disk, seconds; ``disk_step`` may be older if other ranks are ahead."""
+    """Greatest age of a rank's newest state on disk, seconds. ``disk_step``, which all ranks have, may be older."""
     disk_wanted: int | None
     """The next step that will be written to disk."""
     remote_step: int | None
@@ -74,7 +74,7 @@ def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> Save
 
 
 def unsteady(ranks: ShownRanks) -> bool:
-    """Whether ranks seem to have no common step: then query the agents again, which answer at different times."""
+    """Whether ranks seem to have no common step. Agents answer at different times, so query them again to be sure."""
     saved = _newest(ranks)
     return _held_by_all(saved) is None and all(state.own_step >= 0 for state in saved)
 

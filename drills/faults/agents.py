@@ -54,7 +54,8 @@ REACH_LIMIT_S = 300.0
 HANG_LIMIT_S = 30.0
 """Longest hang of an agent, seconds."""
 HANG_S = (1.0, 2.0, 4.0)
-"""Durations of an agent's hang that a soak draws, seconds: the job makes some steps, and is soon at the next gate."""
+"""Durations of an agent's hang that a soak draws, seconds: the job makes some steps meanwhile, and soon reaches the
+step at which the soak checks it."""
 SLOW_MB_S = 4.0
 """Limit of the rate of backups, MB/s, so that one is always under way: a rank of the example has a state of 1.1 MB and
 steps of 0.2 s."""
@@ -128,7 +129,7 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def step_s(self) -> float | None:
-        """Steps are long enough for the job to step while its agent is silent."""
+        """Steps are long enough that the job does not end while the agent is silent."""
         return settings.STEP_S if self.gone else None
 
     @property
@@ -138,7 +139,7 @@ class KillAgent(OnMachine, Fault):
 
     @property
     def incidents_in_soaks(self) -> int:
-        """Two, since the launch may belong to the incident of another fault."""
+        """Two incidents, since the agent may be killed in a launch that belongs to the incident of another fault."""
         return 2 if self.during else super().incidents_in_soaks
 
     async def strike(self, context: DrillContext) -> None:
@@ -207,7 +208,7 @@ class KillForkServer(OnMachine, Fault):
     meets = "beside"
     holds_up_backups = True
     absorbed: ClassVar = True
-    step_s: ClassVar = None  # the job waits for the new fork server, so its steps need no length
+    step_s: ClassVar = None  # the job waits for the new fork server, so it may step as fast as possible
 
     async def strike(self, context: DrillContext) -> None:
         """Kill the fork server, and wait until a new one is ready."""
@@ -267,7 +268,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     parked_for_a_while: ClassVar = True
 
     count: int = Field(
-        2, ge=1, description="Number of machines, the last of the job.", json_schema_extra={"metavar": "N"}
+        2, ge=1, description="Number of machines, counted from the job's last.", json_schema_extra={"metavar": "N"}
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:

@@ -25,8 +25,8 @@ from temporalio.client import Client
 from everstep.rank import drill_faults as faults
 
 SETTLE_S = 0.1
-"""After the worker's death Temporal drops its polls within this time, and after the report its events are durable
-within this time, seconds. A new worker needs longer to start."""
+"""Temporal drops the polls of a dead worker within this time, and makes the events of a report durable within this
+time, seconds. A new worker needs longer to start."""
 ALIVE_S = 0.1
 """Time between two heartbeats of the waiting activity, seconds."""
 

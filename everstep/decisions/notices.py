@@ -14,7 +14,7 @@ from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from everstep.model.stage import CurrentStage, Stage
 
 LATE_S = 6 * 3600.0
-"""An event that was over longer ago, seconds, leads to no notice: otherwise a worker whose first receiver is set would
+"""An event that is older than this, seconds, leads to no notice. Otherwise a worker that gets its first receiver would
 send a notice of everything that ever happened."""
 TWICE_S = 24 * 3600.0
 """A machine that is evicted again within this time, seconds, leads to a notice."""
@@ -104,7 +104,7 @@ def lasting_notices(
 
 
 def _shortage(pool: PoolState, now_ns: int) -> list[Notice]:
-    """Return the notice of a shortage. Its id is of the machine that was lost last: another loss is another event."""
+    """Return the notice of a shortage. Its id has the time of the latest loss: another loss leads to another notice."""
     if pool.spare >= pool.standbys:
         return []
     unused = [machine for machine in pool.machines.values() if machine.place is not PoolPlace.ACTIVE]

@@ -41,7 +41,8 @@ _STORED = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""Type in torch → its name in safetensors, known to every release and to torch's reader, and bytes of an element."""
+"""Type in torch → its name in safetensors, and bytes of an element. Every release of safetensors, and torch's reader,
+know these names."""
 _WIDTHS = {"complex128": 16, "complex64": 8, "complex32": 4, "bits16": 2}
 """Type that safetensors does not have → bytes of an element; types of one byte are left out."""
 

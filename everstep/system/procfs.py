@@ -2,8 +2,8 @@
 
 psutil is used only for network interfaces and connections; for processes it has disadvantages. It identifies a process
 by its start in seconds of the wall clock, which is wrong after the clock is set. It takes three times as long to list
-all processes. Its import takes 20 ms, by which a fork server would delay a launch. It reads names and environments as
-text. It reads only /proc, while tests of inspections need another folder.
+all processes. Its import takes 20 ms: a fork server that imports it would delay a launch by that time. It reads names
+and environments as text. It reads only /proc, while tests of inspections need another folder.
 
 Functions about the computer, rather than about one process, have the folder as an argument.
 """
@@ -171,7 +171,7 @@ def voluntary_switches(pid: int, spared: tuple[bytes, ...]) -> int:
 
     Args:
         pid: The id of the process.
-        spared: Threads whose names begin so are left out, except the first thread.
+        spared: Threads whose names begin with one of these are left out, except the first thread.
     """
     total = 0
     with suppress(OSError):

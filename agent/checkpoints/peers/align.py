@@ -16,9 +16,9 @@ def apply(state: pb.SavedState, request: pb.AlignBackupsRequest) -> None:
     """Apply an AlignBackups, which may arrive early, late or twice.
 
     A named step that is backed up is kept until it is settled. A named step that is not backed up yet may be
-    replaced by a later step, or be dropped while no step is complete. A step that this rank has saved
-    already is not adopted, because its slot may be overwritten before it is reserved. A complete step is
-    ignored if this rank did not take part in it, because it backed up on its own at that time.
+    replaced by a later step, or be dropped while no step is complete. The rank does not adopt a step that it has
+    saved already, because that step's slot may be overwritten before it is reserved. A rank without a named step
+    backs up on its own, so it ignores which step is complete.
     """
     settled = request.settled >= state.backup_named
     if request.named == NO_NAMED_STEP:
@@ -47,7 +47,9 @@ def kept(state: pb.SavedState, step: int, every: int) -> None:
 
 
 def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]:
-    """Return the slots that the rank's saves should spare, in the order of pinning, which stays safe after a kill.
+    """Return the slots that the rank's saves should spare.
+
+    They have to be pinned in this order: if the agent is killed in between, the pins still describe a safe state.
 
     Args:
         state: State of the rank.
@@ -71,7 +73,7 @@ def remember(state: pb.SavedState, pinned: Mapping[Pin, int]) -> None:
 def lost(state: pb.SavedState, named: int) -> None:
     """Record that the named step cannot be backed up: it was not saved, is damaged, or its slot was reused.
 
-    The rank then reports a lower named step, with newer saves: this shows the loss to all machines.
+    The rank then reports a lower named step, although its saves are newer. This shows the loss to all machines.
     """
     if state.backup_named == named:
         state.backup_named = max(1, min(state.backup_step, named - 1))

@@ -1,9 +1,11 @@
 """The backups that this machine holds for other machines' ranks, and the connections that may write them.
 
 Each backup is a checkpoint file of a few slots, ``backup-<rank>``, filled by one connection at a time. If a transfer
-breaks, the next offer of the same slot resumes it where it ended. Two fences keep old data out: a stopped generation
-can begin or commit nothing, and each offer names the step at which its generation began, so that saves of earlier
-generations beyond that step are dropped at the offer or at this machine's own Launch, whichever arrives first.
+breaks, the next offer of the same slot resumes it where it ended.
+
+Two fences keep old data out. A stopped generation can begin or commit nothing. And each offer, and this machine's own
+Launch, names the step at which its generation begins. The first of these messages that arrives drops what earlier
+generations saved beyond that step.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ class PeerBackups:
                 None: remove all stale backups, because room is needed.
 
         Returns:
-            Whether stale backups may be left.
+            Whether there may still be stale backups.
         """
         with self._lock:
             newest = max((backup.generation for backup in self._backups.values()), default=0)

@@ -28,7 +28,7 @@ GREET_S = 5.0
 MOST_UNPROVEN = 512
 """Limit of unproven connections, from all addresses together."""
 MOST_FROM_ONE = 64
-"""Limit of unproven connections from one address: the ranks of a machine connect in sequence."""
+"""Limit of unproven connections from one address. It suffices, because the ranks of a machine connect one by one."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
 LOG_S = 60.0
@@ -143,7 +143,7 @@ class Handshakes:
     def _make_room(self, address: str) -> None:
         from_address = self._of.get(address) or OrderedDict()
         if len(from_address) >= MOST_FROM_ONE:
-            self._turn_away(next(iter(from_address.values())), "too many from its address have proven no token")
+            self._turn_away(next(iter(from_address.values())), "too many connections from its address prove no token")
         elif len(self._waiting) >= MOST_UNPROVEN:
             most = max(self._of.values(), key=len)
             self._turn_away(next(iter(most.values())), "too many connections have proven no token")

@@ -109,7 +109,9 @@ def _message(error: Any) -> str:
 
 
 def _ask(errors: dict[str, str], name: str, function: str, *arguments: Any) -> Any:
-    """Call NVML and return the value; None: there is no value, and ``errors`` has the error if there should be one.
+    """Call NVML and return the value; None: there is no value.
+
+    An error is added to ``errors`` under ``name``, except errors of ``ABSENT``.
 
     Raises:
         NVMLError: the error is about the GPU and not about the value.
@@ -170,7 +172,7 @@ def _read_several(gpu: GpuReading, handle: Any) -> None:
 
 
 def _read_fields(gpu: GpuReading, handle: Any) -> None:
-    """Read the values that have numbers of fields; each answer has an error code of its own."""
+    """Read the values that NVML identifies by a field number; each answer has an error code of its own."""
     answers = _ask(gpu.errors, "fields", "nvmlDeviceGetFieldValues", handle, [MEMORY_TEMPERATURE, RECOVERY_ACTION])
     values = {
         int(answer.fieldId): int(answer.value.uiVal)

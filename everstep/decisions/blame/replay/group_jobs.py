@@ -79,8 +79,8 @@ def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: b
     Args:
         policy: The policy, with the required certainty.
         runs: The trials so far. If a group did not start, there is a second repeat.
-        seen: Whether groups showed a fault that names no machine yet. It has to show in a row and in a column, and
-            each of these may be missed with half the probability.
+        seen: Whether groups showed a fault that names no machine yet. The fault has to show in a row and in a
+            column, so each of the two may miss it with at most half of the permitted probability.
     """
     repeats = -(-runs_needed(policy.replay.fault_share, policy.replay.miss_probability) // 2)
     again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)
