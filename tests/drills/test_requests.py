@@ -15,6 +15,7 @@ from drills.faults.fault import Fault
 from drills.faults.updates import BadVersion, Update, UpdateFault
 from drills.spec.job_options import JobOptions
 from drills.spec.request import DrillRequest
+from drills.spec.settings import STEP_S
 from everstep.errors import CannotInject, ConfigError
 from everstep.model.version import JobVersion, UpdateRequest
 
@@ -140,7 +141,10 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "bitflip", "shows_every": 2}, "--shows-every needs --only-in-job"),
         ({"fault": "nan", "finite": True}, "--finite is no option of nan: it is an option of bitflip"),
         ({"fault": "bitflip", "finite": True, "machines": 1, "pp": 1}, "use 2 machines or more"),
-        ({"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1}, "--only-in-job: .*: the job has one"),
+        (
+            {"fault": "bitflip", "only_in_job": True, "machines": 1, "pp": 1},
+            "--only-in-job: .*: the job has only one machine",
+        ),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
@@ -219,7 +223,9 @@ def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tm
 
 def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     assert drill_request(fault="hang-peer").absorbed
-    assert drill_request(fault="cut-off").absorbed and drill_request(fault="cut-off").waits_at_hold
+    cut_off = drill_request(fault="cut-off", seconds=20)
+    assert cut_off.absorbed and not cut_off.waits_at_hold, "a job that waits while an agent is silent is an incident"
+    assert cut_off.opening.steps_after > 20 / STEP_S
     assert not drill_request(fault="link-down").absorbed and not drill_request(fault="kill-rank").opening.needs_network
     assert not drill_request(fault="kill-agent", then="kill-rank").absorbed
     assert drill_request(fault="shm-full").opening.parks
