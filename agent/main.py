@@ -51,7 +51,7 @@ SPARED = ("checkpoints", CODE)
 """Folders in the state folder that may be links to a larger disk. Their permissions are not checked with the state
 folder: those of checkpoints are the user's choice, and the folder of code is checked separately."""
 DRAIN_S = 0.2
-"""Interval in which step records are copied from the mapped files, which hold the last 4096 of each rank, seconds."""
+"""Seconds between two copies of step records from the mapped files, which hold the last 4096 records of each rank."""
 ROTATE_S = 1.0
 CLOSE_S = 2.0
 """When the agent ends, it waits this long for pending writes to its disk, seconds."""

@@ -21,7 +21,7 @@ def result_message(result: DiagnosticResult) -> pb.TestResult:
 
 
 def result_of(message: pb.TestResult) -> DiagnosticResult:
-    """The result of a message; words that this release does not know are kept."""
+    """Return the result that a message describes; words that this release does not know are kept."""
     return DiagnosticResult(
         test=message.name,
         findings=list(map(finding_of, message.findings)),

@@ -32,7 +32,7 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
-"""The number of files that do not compile and are named in the output; further files are only counted."""
+"""The output names at most this many files that do not compile; further ones are only counted."""
 
 
 def run_trial(

@@ -42,7 +42,7 @@ def greet(connection: socket.socket, secret: str, position: int) -> None:
     """Prove that this end knows the secret, and check that the other end does.
 
     Raises:
-        CannotInspect: the other end does not know it.
+        CannotInspect: the other end does not know the secret.
     """
     connection.sendall(hello(secret, position))
     theirs = _read(connection, memoryview(bytearray(HELLO_BYTES)))
@@ -66,7 +66,7 @@ def receive(connection: socket.socket) -> Received:
     """Receive blocks up to the end mark.
 
     Raises:
-        ConnectionError: the connection ended before.
+        ConnectionError: the connection ended before the end mark.
     """
     buffer, rest = memoryview(bytearray(BLOCK)), _PATTERN[_NUMBER.size :]
     number, wrong, began, seconds = 0, 0, 0.0, 0.0
@@ -84,7 +84,7 @@ def receive(connection: socket.socket) -> Received:
 
 
 def _read(connection: socket.socket, buffer: memoryview) -> memoryview | None:
-    """Fill a buffer and return it; None: the connection ended before."""
+    """Fill a buffer and return it; None: the connection ended before the buffer was full."""
     filled = 0
     while filled < len(buffer):
         count = connection.recv_into(buffer[filled:])

@@ -1,7 +1,8 @@
 """The process that reads GPUs, so that a driver that hangs or crashes does not stop the agent.
 
 It answers each input line with one line of JSON: ``{"reading": …}``, or ``{"cannot": why}``. It ends when its input is
-closed. In a call that hangs it would not notice that, so the kernel also kills it when the agent's thread ends.
+closed. While a call hangs, the process cannot notice this, so the kernel also kills it when the agent's thread
+ends.
 """
 
 from __future__ import annotations

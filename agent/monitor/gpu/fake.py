@@ -35,7 +35,7 @@ class FakeGpu(BaseModel):
     reset_required: bool = False
     denied: bool = False
     bus_id: str = ""
-    """PCI address; by default it is derived from its position in the list."""
+    """PCI address; by default it is derived from the position of the GPU in the list."""
     uuid: str = ""
     name: str = "Fake H100 80GB HBM3"
     temperature_c: int = 45
