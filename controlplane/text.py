@@ -44,7 +44,7 @@ def ratio(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss with four decimals, which change from step to step."""
+    """A loss with four decimals, so that a change from one step to the next is visible."""
     return DASH if value is None else f"{value:.4f}"
 
 

@@ -29,7 +29,8 @@ async def made_here(
         say: Shows the progress of a long snapshot.
 
     Returns:
-        The request, with the stored version if it was made here; and otherwise why a worker makes it, as text.
+        The request, which contains the stored version if it was made here; and a text that says why a worker has to
+        make the version. The text is empty if no worker has to.
 
     Raises:
         NoSuchJob: there is no such job.

@@ -23,10 +23,10 @@ async def choose_machines(control: Control, spec: JobSpec, before: Collection[st
     Args:
         control: Connection to the cluster.
         spec: The job.
-        before: Names of the machines of the run that it resumes.
+        before: Names of the machines of the earlier run that the job resumes.
 
     Raises:
-        ConfigError: too few machines are free; the message explains why the others are not.
+        ConfigError: too few machines are free; the message explains why each other machine is not free.
         ClusterError: this connection knows no machines.
     """
     if not control.all_machines:

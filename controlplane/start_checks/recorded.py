@@ -122,7 +122,7 @@ async def _find(
 
 
 def _ran_at(version: JobVersion | None, step: int) -> bool:
-    """Whether a version ran the step after this number of completed steps; True if its steps have no numbers."""
+    """Whether a version ran the step after this number of completed steps; True if its steps are not numbered."""
     ranges = version.ranges if version else []
     return any(begin < 0 or (begin <= step and (end < 0 or step < end)) for _, begin, end in ranges)
 

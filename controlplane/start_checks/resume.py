@@ -28,7 +28,7 @@ async def earlier_run(control: Control, spec: JobSpec) -> JobState | None:
     """The state of the last run with the job's name; None: Temporal has no such run.
 
     Raises:
-        ConfigError: it still runs, or its checkpoints are for other parallel sizes.
+        ConfigError: that run has not ended, or its checkpoints are for other parallel sizes.
         ClusterError: Temporal or its workers do not answer.
     """
     from everstep.errors import NoSuchJob

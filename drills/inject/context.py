@@ -83,7 +83,7 @@ class DrillContext:
         """Wait until a condition holds.
 
         Raises:
-            ClusterError: it does not within this many seconds; the message is "``problem`` within … s".
+            ClusterError: the condition does not hold in time; the message is "``problem`` within … s".
         """
         deadline = time.monotonic() + seconds
         while not await asyncio.to_thread(holds):
@@ -196,7 +196,7 @@ class DrillContext:
         return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
 
     async def fork_server_back(self, machine: Machine, before: int) -> int | None:
-        """Wait until a fork server with another pid than ``before`` is ready; returns the time; None: too late."""
+        """Wait until a fork server with another pid than ``before`` is ready; return the time, or None if too late."""
         job = self.spec.name
         return await self._await_agent(machine, lambda described: _fork_server(described, job) not in (0, before))
 

@@ -36,8 +36,8 @@ class EvictFacts:
 
 @dataclass(frozen=True, slots=True)
 class EvictPlan:
-    """The combined answer of all rules. Each machine is in at most one of the lists; each list has the order of the
-    job."""
+    """The combined answer of all rules. Each machine is in at most one of the lists; each list has the machines in
+    the order of the job."""
 
     evict: list[Eviction] = field(default_factory=list)
     ask: list[Eviction] = field(default_factory=list)
