@@ -65,14 +65,14 @@ class EvictRule:
     because: str = ""
     """The text that the answer adds to the finding's own text, as a format of ``finding``."""
     evicts: bool = True
-    """Whether a finding with the verdict faulty evicts its machine; False: the rule only explains why not."""
+    """Whether a finding with the verdict faulty evicts its machine; False: the rule only explains why the machine stays."""
     unless_shared: bool = False
     """A fault that more than half of the machines have evicts none of them."""
     decide: Callable[[Finding, MachineFacts], tuple[bool, str]] | None = None
     """A function that returns the answer and the text that it adds, for a rule that needs more than the finding."""
     waits: bool = True
-    """Whether the job waits for a replacement if there is none; False: the job is tried again with the same machine, since
-    the software may have caused the fault."""
+    """Whether the job waits for a replacement if there is none; False: the job is launched again with the same machine,
+    since the software may have caused the fault."""
     until_released: bool = False
     """Only a test or a replay detects the fault: the pool keeps the machine until an operator releases it."""
     mode: EvictMode = EvictMode.ACT
