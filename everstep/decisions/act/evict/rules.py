@@ -65,7 +65,7 @@ class EvictRule:
     because: str = ""
     """The text that the answer adds to the finding's own text, as a format of ``finding``."""
     evicts: bool = True
-    """Whether a finding with the verdict faulty evicts its machine; False: the rule only explains why the machine stays."""
+    """Whether a finding with the verdict faulty evicts its machine; False: the rule explains why the machine stays."""
     unless_shared: bool = False
     """A fault that more than half of the machines have evicts none of them."""
     decide: Callable[[Finding, MachineFacts], tuple[bool, str]] | None = None
