@@ -68,7 +68,8 @@ LAZY: tuple[dict[str, Any], ...] = (
 )
 """Options of lazy updates that a soak draws: the fault whose recovery applies the update, or a window."""
 FAILS_AFTER = (0, 1, 2)
-"""Numbers of steps after which a bad version fails that a soak draws: it fails before the next gate."""
+"""A soak draws one of these numbers of steps, after which a bad version fails. All are small, so that it fails before
+the soak's next gate, the step at which all ranks wait for the checks."""
 
 
 @dataclass(frozen=True, slots=True)
