@@ -114,6 +114,7 @@ def test_gradients_that_fsdp_has_not_reduced_are_refused_at_once(make_job: Any, 
     assert 1 in job.launch()
     assert job.agreed_step() == 0
     assert "FSDP2 has not reduced" in said(tmp_path)
+    assert "Let each body of run.steps() be a complete optimizer step" in said(tmp_path)
 
 
 def test_each_row_of_the_table_is_held_by_a_test() -> None:

@@ -126,10 +126,10 @@ async def test_a_worker_dies_once_and_where_it_was_told(
             id="incident/j/0001",
             task_queue="drill",
             result_type=str,
-            task_timeout=timedelta(seconds=3),
+            # A workflow task that times out on a busy computer would make the planned event another one.
+            task_timeout=timedelta(seconds=10),
         )
         assert await handle.result() == "done"
-        events = (await handle.fetch_history()).events
         while faults.fired(plan, planned) is None or not workers.killed:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
     running.cancel()
@@ -138,9 +138,6 @@ async def test_a_worker_dies_once_and_where_it_was_told(
     mark = faults.fired(plan, planned)
     assert mark is not None
     assert workers.killed == 1
-    timed_out = [event.event_id for event in events if event.HasField("workflow_task_timed_out_event_attributes")]
-    if any(event_id <= mark.get("newest", 0) for event_id in timed_out):
-        return  # a busy computer let a workflow task time out, so the planned event is another one
     assert place is None or mark["place"] == place
     if "at_event" in fault:
         assert mark["newest"] >= int(str(fault["at_event"])) - (mark["place"].startswith("end"))
