@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,8 @@ def _policies() -> None:
         everstep policy explain gpt/2
 
         everstep policy simulate events.jsonl --job gpt.toml
+
+        everstep policy play case.toml
     """
 
 
@@ -167,6 +170,49 @@ def simulate(
         print(json.dumps({"policy": name} | simulated.as_object(), indent=2))
     else:
         _print_lines(simulation_lines(simulated, name))
+
+
+@app.command()
+def play(
+    cases: Annotated[list[Path], typer.Argument(metavar="CASE.toml…", help="Files with a case each.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Play cases in simulated time: what would be done about faults, and whether that is what each case expects.
+
+    A case says what is broken and how that shows. The workflows and decisions are those of a real incident; only the
+    machines are simulated. No cluster is needed, and an hour takes less than a second: docs/guides/cases.md.
+
+    Examples:
+
+        everstep policy play case.toml
+
+        everstep policy play tests/cases/*.toml --json | jq '.[] | select(.differences != [])'
+
+    Exit codes: 0 all as expected; 1 a course differs; 2 a file is not a case.
+    """
+    from console.views.played import played_lines
+    from drills.cases.case import read_case
+    from drills.cases.play import differences
+    from drills.cases.play import play as played
+
+    read = [(path, read_case(path)) for path in cases]
+    wrong, objects = 0, []
+    for path, case in read:
+        course = played(case)
+        differs = differences(case, course)
+        wrong += bool(differs)
+        if as_json:
+            objects.append(
+                {"file": str(path), "title": case.title, "differences": [asdict(one) for one in differs]}
+                | course.as_object()
+            )
+        else:
+            _print_lines(played_lines(str(path), case, course, differs))
+    if as_json:
+        print(json.dumps(objects, indent=2))
+    elif len(read) > 1:
+        _print_lines([f"{len(read) - wrong} of {len(read)} cases are as expected"])
+    raise typer.Exit(1 if wrong else 0)
 
 
 async def _explain(incident: str, ledger: Ledger, cluster: str, *, as_json: bool) -> int:

@@ -77,5 +77,7 @@ class CurrentStage(StageRecord):
     """Machines that the fault concerns."""
     to_approve: list[Eviction] = Field(default_factory=list)
     """Evictions that wait for the approval of an operator (``everstep approve``)."""
+    rule: str = ""
+    """The rule that parked the job (``everstep.decisions.act.recover.rules``); empty: the job is not parked."""
     tripped: str = ""
     """Why the breaker of evictions asks for an operator; empty: it did not trip in this incident."""

@@ -66,6 +66,8 @@ class Incident:
         self.answered_by = ""
         """The operator who answered."""
         self.abandoned_by = ""
+        self.parked_by = ""
+        """The rule that parked the job last; empty: none did."""
         self.asked_rung: Rung | None = None
         """The rung of the ladder that an operator must approve; None: there is none."""
         self.overtaken = ""

@@ -104,6 +104,7 @@ class IncidentWorkflow:
             since_ns=timeline.since_ns,
             machines=list(dict.fromkeys([*state.anomaly.machines, *state.evictions.wanted])),
             to_approve=self.incident.state.evictions.waiting if timeline.stage == Stage.PARKED else [],
+            rule=self.incident.parked_by if timeline.stage == Stage.PARKED else "",
             tripped=self.incident.state.evictions.tripped,
         )
 

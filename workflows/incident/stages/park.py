@@ -23,7 +23,7 @@ async def park(incident: Incident, plan: RestartPlan) -> None:
         Abandoned: an operator ended the incident, or there was no answer in time.
     """
     timeline, state, silent = incident.timeline, incident.state, plan.verdict.awaited
-    incident.answer, incident.accepting = None, False
+    incident.answer, incident.accepting, incident.parked_by = None, False, plan.verdict.rule
     timeline.to_accept = plan.restore.origin if plan.doubt else ""
     timeline.to_approve = named(state.evictions.waiting)
     incident.asked_rung = plan.rung.rung if plan.verdict.rule == "ladder-asks" and plan.rung else None
