@@ -31,17 +31,19 @@ class CaseJob(CaseModel):
 
     machines: int = Field(4, ge=1)
     ranks_per_machine: int = Field(2, ge=1)
+    tp: int = Field(1, ge=1)
+    pp: int = Field(1, ge=1)
     standbys: int = Field(1, ge=0)
     step_s: float = Field(10.0, gt=0)
     """The time of a step."""
     start_s: float = Field(20.0, ge=0)
     """The time from a launch until all ranks are in their loops."""
+    longest_pause_s: float = Field(0.0, ge=0)
+    """The longest time without a step that was seen before, e.g. of an evaluation."""
     ran_h: float = Field(0.0, ge=0)
     """How long the job has trained before the first fault, hours, beside the time until it strikes."""
     older_version_h: float = Field(0.0, ge=0)
     """How long an older version of its code ran before, hours; 0: there is only one version."""
-    disk: bool = False
-    """Whether the job also saves its state to disks."""
     policy: RecoveryPolicy = Field(default_factory=RecoveryPolicy)
 
 
@@ -50,6 +52,7 @@ class Costs(CaseModel):
 
     stop_s: Seconds = 0.5
     launch_s: Seconds = 1.0
+    trace_s: Seconds = 1.0
     tests_s: Seconds = 120.0
     replay_s: Seconds = 60.0
     """One group of a replay."""
@@ -83,7 +86,7 @@ class Fault(CaseModel):
     rank: int = 0
     """The rank that it strikes."""
     machine: str = ""
-    """The machine that it strikes, e.g. ``m2``; empty: that of the rank."""
+    """The machine that it strikes, e.g. ``m2``, or ``all``; empty: that of the rank."""
     every_rank: bool = False
     """All ranks show it, not one."""
 
@@ -97,7 +100,13 @@ class Fault(CaseModel):
     silent: bool = False
     """The machine does not answer any more: neither its agent nor its ranks."""
     hangs: bool = False
-    """The rank does not go on, and the others wait for it."""
+    """The rank does not go on, and the others wait for it; after ``for_s`` it goes on by itself."""
+    stack: list[str] = Field(default_factory=list)
+    """What a rank that hangs does: ``function (file.py)``, the innermost first; empty: its stack cannot be read."""
+    works: bool = False
+    """A rank that hangs uses its CPU, e.g. in an endless loop or an evaluation."""
+    unfit: bool = False
+    """The machine cannot be made ready for a job, e.g. since its libraries cannot be imported."""
     finding: CaseFinding | None = None
     others: Literal["wait", "connection lost"] = "wait"
     """What the other ranks do: they wait, or lose their connection to the rank and end."""
@@ -119,8 +128,8 @@ class Fault(CaseModel):
 
     @model_validator(mode="after")
     def _shows(self) -> Fault:
-        if not (self.raises or self.signal or self.exit is not None or self.silent or self.hangs or self.finding):
-            raise ValueError("it shows nothing: give raises, signal, exit, silent, hangs or a finding")
+        if not (self.ends_rank or self.silent or self.hangs or self.unfit or self.finding):
+            raise ValueError("it shows nothing: give raises, signal, exit, silent, hangs, unfit or a finding")
         return self
 
     @property

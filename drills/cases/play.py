@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from activities.agents.diagnose_machines import DiagnoseMachines
+from activities.registry import ACTIVITIES
+from drills.cases.answers import POOL, Answers
 from drills.cases.case import Case
-from drills.cases.cluster import JOB, SimulatedCluster
 from drills.cases.temporal import S
+from drills.cases.watcher import Watcher
+from drills.cases.world import JOB, World
+from everstep.errors import ConfigError
 from everstep.model.incident import IncidentReport
 from everstep.model.job_state import JobState, incident_workflow_id, job_workflow_id
-from everstep.model.stage import Stage, StageRecord
+from everstep.model.pool import POOL_WORKFLOW, PoolState
+from everstep.model.stage import StageRecord
+from workflows.incident.incident import Incident
 from workflows.job import JobWorkflow
+from workflows.registry import WORKFLOWS
 
 START_LIMIT_S = 3600.0
 """The longest time in which the job of a case completes its first step."""
@@ -107,83 +114,126 @@ def play(case: Case) -> Course:
     Raises:
         WorkflowFailedError: a workflow failed.
     """
-    cluster = SimulatedCluster(case)
-    temporal = cluster.temporal
-    cluster.begin()
-    assert temporal.advance(lambda: cluster.first_step_ns > 0, START_LIMIT_S), "the job of the case does not start"
-    cluster.skip(case.job.ran_h * 3600.0)
-    for answer in case.answer:
-        cluster.at(answer.at_s, lambda command=answer.command: _answer(cluster, command))
-    until_ns = temporal.now_ns + round(case.play_s * S)
-    while temporal.now_ns < until_ns:
-        temporal.advance(lambda: False, LOOK_S)
-        if _is_over(cluster):
-            break
-        if cluster.is_quiet and (next_s := cluster.next_s) is not None and next_s > QUIET_S:
-            cluster.skip(next_s - LOOK_S)
-    course = _course(cluster)
-    temporal.close()
-    return course
+    played = _Played(case)
+    try:
+        played.run()
+        return played.course()
+    finally:
+        played.temporal.close()
 
 
-def _is_over(cluster: SimulatedCluster) -> bool:
-    """Whether nothing more will happen: the job trains or is parked, and no fault is to come."""
-    if cluster.next_s is not None:
-        return False
-    job, now_ns = _job(cluster), cluster.temporal.now_ns
-    if not cluster.temporal.is_open(job_workflow_id(JOB)):
-        return True
-    if job.state.status == "parked":
-        incident = cluster.temporal.workflow(incident_workflow_id(JOB, job.state.incident_count)).incident
-        return bool(now_ns - incident.timeline.since_ns > PARKED_S * S)
-    return cluster.is_quiet
+class _Played:
+    """A case that is played."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.answers = Answers()
+        self.world = self.answers.world = World(case, WORKFLOWS, ACTIVITIES, self.answers)
+        self.temporal = self.world.temporal
+        self.temporal.start(POOL_WORKFLOW, POOL, PoolState())
+        machines = self.world.machines[: case.job.machines]
+        self.temporal.start("Job", job_workflow_id(JOB), JobState(spec=self.world.spec, machines=machines))
+        self.watcher = Watcher(self.world)
+
+    def run(self) -> None:
+        """Play until nothing more can happen, or the time of the case is over."""
+        world, case = self.world, self.case
+        started = self.temporal.advance(lambda: world.first_step_ns > 0, START_LIMIT_S)
+        if not started:
+            raise ConfigError(f"the job of the case {case.title!r} completes no step")
+        if case.job.older_version_h:
+            self._update(case.job.older_version_h * 3600.0)
+        self.temporal.advance(lambda: False, LOOK_S)
+        world.skip(case.job.ran_h * 3600.0)
+        world.begin_faults()
+        for answer in case.answer:
+            world.at(answer.at_s, lambda answer=answer: self._answer(answer.command))  # type: ignore[misc]
+        until_ns = self.temporal.now_ns + round(case.play_s * S)
+        while self.temporal.now_ns < until_ns and not self._is_over():
+            self.temporal.advance(lambda: False, LOOK_S)
+            next_s = world.next_s
+            if self._trains and next_s is not None and next_s > QUIET_S:
+                world.skip(next_s - LOOK_S)
+
+    def _update(self, after_s: float) -> None:
+        """Let the job run another version of its code after a time."""
+        self.world.skip(after_s)
+        request = {"code": "/code/2", "urgency": "urgent", "operator": "a person", "reason": "new code"}
+        self.temporal.signal(job_workflow_id(JOB), "update", request)
+        state = self.job.state
+        done = self.temporal.advance(lambda: state.spec.version > 1 and self._trains, START_LIMIT_S)
+        if not done:
+            raise ConfigError(f"the job of the case {self.case.title!r} does not train after its update")
+        self.world.computed_again = 0
+
+    @property
+    def job(self) -> JobWorkflow:
+        job: JobWorkflow = self.temporal.workflow(job_workflow_id(JOB))
+        return job
+
+    def incident(self, number: int) -> Incident:
+        found: Incident = self.temporal.workflow(incident_workflow_id(JOB, number)).incident
+        return found
+
+    @property
+    def _trains(self) -> bool:
+        state = self.job.state
+        return state.status == "running" and not state.pending and self.watcher.is_calm and self.world.stepped() > 0
+
+    def _is_over(self) -> bool:
+        """Whether nothing more will happen: the job trains, is parked or is over, and no fault is to come."""
+        if self.world.next_s is not None:
+            return False
+        if not self.temporal.is_open(job_workflow_id(JOB)):
+            return True
+        state = self.job.state
+        if state.status == "parked":
+            since_ns = self.incident(state.incident_count).timeline.since_ns
+            return self.temporal.now_ns - since_ns > PARKED_S * S
+        return self._trains
+
+    def _answer(self, command: str) -> None:
+        incident = incident_workflow_id(JOB, self.job.state.incident_count)
+        self.temporal.signal(incident, command, {"operator": "a person"})
+
+    def course(self) -> Course:
+        """Return what happened."""
+        state, world = self.job.state, self.world
+        before = 1 if self.case.job.older_version_h else 0
+        numbers = range(1 + before, state.incident_count + 1)
+        incidents = [self.incident(number) for number in numbers]
+        reports = [self.temporal.result(incident_workflow_id(JOB, number), IncidentReport) for number in numbers]
+        failures = [one.state.failures[0].classification for one in incidents if one.state.failures]
+        first = next((found for found in failures if found is not None), None)
+        tests = [one.tests for one in self.answers.performed if isinstance(one, DiagnoseMachines)]
+        evicted: dict[str, str] = {}
+        for one in incidents:
+            evicted |= {left.machine: left.rule for left in one.state.evictions.done}
+        return Course(
+            evicted=evicted,
+            parked=incidents[-1].parked_by if incidents and state.status == "parked" else "",
+            rungs=[str(tried.rung) for one in incidents for tried in one.state.ladder.all_tried],
+            tests=list(tests[0]) if tests else [],
+            owner=first.owner if first else "",
+            cause=first.reason if first else "",
+            incidents=len(incidents),
+            version=state.spec.version,
+            lost_steps=world.computed_again,
+            seconds=self._seconds(),
+            story=[_chapter(one, report) for one, report in zip(incidents, reports, strict=True)],
+        )
+
+    def _seconds(self) -> float | None:
+        """Return the time from the first strike to the first step of the last generation, if the job trains."""
+        generation, world = self.world.generation, self.world
+        if generation is None or generation.frozen_ns or not world.stepped():
+            return None
+        struck_ns = min((one.first_ns for one in world.broken if one.strikes), default=0)
+        stepped_ns = generation.loop_ns + round(self.case.job.step_s * S)
+        return max((stepped_ns - struck_ns) / S, 0.0)
 
 
-def _answer(cluster: SimulatedCluster, command: str) -> None:
-    state = _job(cluster).state
-    cluster.temporal.signal(incident_workflow_id(JOB, state.incident_count), command, {"operator": "a person"})
-
-
-def _job(cluster: SimulatedCluster) -> JobWorkflow:
-    job: JobWorkflow = cluster.temporal.workflow(job_workflow_id(JOB))
-    return job
-
-
-def _course(cluster: SimulatedCluster) -> Course:
-    temporal, state = cluster.temporal, _job(cluster).state
-    evicted: dict[str, str] = {}
-    rungs: list[str] = []
-    story, owner, cause, parked = [], "", "", ""
-    for number in range(1, state.incident_count + 1):
-        incident = temporal.workflow(incident_workflow_id(JOB, number)).incident
-        known = incident.state
-        evicted |= {one.machine: one.rule for one in known.evictions.done}
-        rungs += [str(one.rung) for one in known.ladder.all_tried]
-        report = temporal.result(incident_workflow_id(JOB, number), IncidentReport)
-        headline = report.headline if report else f"{incident.timeline.stage}: {incident.timeline.reason}"
-        story.append(Chapter(headline, list(known.page.stages)))
-        first = known.failures[0] if known.failures else None
-        if not owner and first is not None and first.classification is not None:
-            owner, cause = first.classification.owner, first.classification.reason
-        if report is None and incident.timeline.stage == Stage.PARKED:
-            parked = incident.parked_by
-    tests = next((one.tests for one in cluster.performed if isinstance(one, DiagnoseMachines)), [])
-    first_ns = min((one.first_ns for one in cluster.broken if one.strikes), default=0)
-    generation = cluster.generation
-    trains = (
-        generation is not None and not generation.frozen_ns and cluster.completed() > max(generation.resume_step, 0)
-    )
-    again_ns = generation.loop_ns + round(cluster.case.job.step_s * S) if generation is not None else 0
-    return Course(
-        evicted=evicted,
-        parked=parked,
-        rungs=rungs,
-        tests=list(tests),
-        owner=owner,
-        cause=cause,
-        incidents=state.incident_count,
-        version=state.spec.version,
-        lost_steps=cluster.computed_again,
-        seconds=max((again_ns - first_ns) / S, 0.0) if trains else None,
-        story=story,
-    )
+def _chapter(incident: Incident, report: IncidentReport | None) -> Chapter:
+    timeline = incident.timeline
+    headline = report.headline if report else f"{timeline.stage}: {timeline.reason or timeline.page.headline}"
+    return Chapter(headline, list(timeline.page.stages))
