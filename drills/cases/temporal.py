@@ -155,6 +155,20 @@ class SimulatedTemporal:
         self._runs: dict[str, _Run] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
+        self._commands: dict[str, Callable[[_Run, Any], None]] = {
+            "start_timer": self._start_timer,
+            "cancel_timer": self._cancel_timer,
+            "schedule_activity": self._schedule,
+            "request_cancel_activity": self._cancel_activity,
+            "start_child_workflow_execution": self._start_child,
+            "signal_external_workflow_execution": self._signal_external,
+            "update_response": self._respond,
+            "complete_workflow_execution": self._close,
+            "continue_as_new_workflow_execution": self._continue_as_new,
+            "fail_workflow_execution": self._fail,
+            "upsert_workflow_search_attributes": self._show,
+            "modify_workflow_properties": self._show,
+        }
         self.now_ns = now_ns
         self.suggests_continue_as_new: Callable[[str], bool] = lambda _: False
         """Whether a workflow, by its id, is advised to continue as new."""
@@ -336,36 +350,31 @@ class SimulatedTemporal:
     # Commands of workflows.
 
     def _carry_out(self, run: _Run, command: WorkflowCommand) -> None:
-        match kind := command.WhichOneof("variant"):
-            case "start_timer":
-                self._start_timer(run, command.start_timer.seq, command.start_timer.start_to_fire_timeout.ToTimedelta())
-            case "cancel_timer":
-                run.timers.discard(command.cancel_timer.seq)
-            case "schedule_activity":
-                self._schedule(run, command.schedule_activity)
-            case "request_cancel_activity":
-                if call := run.calls.get(command.request_cancel_activity.seq):
-                    call.cancel()
-            case "start_child_workflow_execution":
-                self._start_child(run, command.start_child_workflow_execution)
-            case "signal_external_workflow_execution":
-                self._signal_external(run, command.signal_external_workflow_execution)
-            case "update_response":
-                self._respond(run, command.update_response)
-            case "complete_workflow_execution":
-                self._close(run, command.complete_workflow_execution.result)
-            case "continue_as_new_workflow_execution":
-                new = command.continue_as_new_workflow_execution
-                run.closed = True
-                self._start(new.workflow_type or run.definition.name, run.id, new.arguments, run.parent)
-            case "fail_workflow_execution":
-                raise WorkflowFailedError(f"{run.id}: {_text(command.fail_workflow_execution.failure)}")
-            case "upsert_workflow_search_attributes" | "modify_workflow_properties":
-                pass
-            case _:
-                raise WorkflowFailedError(f"{run.id}: the command {kind} is not simulated")
+        kind = command.WhichOneof("variant")
+        carry_out = self._commands.get(kind or "")
+        if carry_out is None:
+            raise WorkflowFailedError(f"{run.id}: the command {kind} is not simulated")
+        carry_out(run, getattr(command, kind))
 
-    def _start_timer(self, run: _Run, number: int, duration: timedelta) -> None:
+    def _continue_as_new(self, run: _Run, new: Any) -> None:
+        run.closed = True
+        self._start(new.workflow_type or run.definition.name, run.id, new.arguments, run.parent)
+
+    def _fail(self, run: _Run, failed: Any) -> None:
+        raise WorkflowFailedError(f"{run.id}: {_text(failed.failure)}")
+
+    def _cancel_activity(self, run: _Run, cancelled: Any) -> None:
+        if call := run.calls.get(cancelled.seq):
+            call.cancel()
+
+    def _cancel_timer(self, run: _Run, cancelled: Any) -> None:
+        run.timers.discard(cancelled.seq)
+
+    def _show(self, run: _Run, shown: Any) -> None:
+        """Search attributes and the page are for people."""
+
+    def _start_timer(self, run: _Run, timer: Any) -> None:
+        number = timer.seq
         run.timers.add(number)
 
         def fire() -> None:
@@ -373,7 +382,7 @@ class SimulatedTemporal:
                 run.timers.remove(number)
                 run.jobs.append(WorkflowActivationJob(fire_timer=FireTimer(seq=number)))
 
-        self.at(duration.total_seconds(), fire)
+        self.at(timer.start_to_fire_timeout.ToTimedelta().total_seconds(), fire)
 
     def _schedule(self, run: _Run, scheduled: Any) -> None:
         kind = self._activities[scheduled.activity_type]
@@ -409,14 +418,14 @@ class SimulatedTemporal:
         del run.updates[response.protocol_instance_id]
         done(response.completed if response.HasField("completed") else UpdateRefusedError(_text(response.rejected)))
 
-    def _close(self, run: _Run, result: Payload) -> None:
-        run.closed, run.result = True, result
+    def _close(self, run: _Run, completed: Any) -> None:
+        run.closed, run.result = True, completed.result
         if run.parent is None:
             return
         parent, number = run.parent
         if (waiting := self._open(parent)) is not None:
-            completed = ChildWorkflowResult(completed=ChildSucceeded(result=result))
-            ended = ResolveChildWorkflowExecution(seq=number, result=completed)
+            result = ChildWorkflowResult(completed=ChildSucceeded(result=completed.result))
+            ended = ResolveChildWorkflowExecution(seq=number, result=result)
             waiting.jobs.append(WorkflowActivationJob(resolve_child_workflow_execution=ended))
 
 

@@ -71,7 +71,8 @@ class Watcher:
         world, job = self._world, self._world.case.job
         now_ns, completed, stepped = world.temporal.now_ns, world.completed(), world.stepped() > 0
         quiet_ns = now_ns - max(generation.frozen_ns, generation.loop_ns) if generation.frozen_ns else 0
-        silent = [name for name in generation.names if world.is_silent(name)]
+        names = generation.names
+        unheard_s = {name: (now_ns - world.silent_ns.get(name, now_ns)) / S for name in names}
         facts = JobFacts(
             spec=world.spec,
             generation=generation.number,
@@ -90,7 +91,7 @@ class Watcher:
             findings=[
                 FindingSeen(f"{found.machine}-{number}", found.machine, found.finding, found.finding.since_ns, number)
                 for number, found in enumerate(world.findings, 1)
-                if found.machine in generation.names and found.about not in self._known
+                if found.machine in names and found.about not in self._known
             ],
         )
         first_s = first_sample_s(facts)
