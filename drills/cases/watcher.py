@@ -83,11 +83,9 @@ class Watcher:
             typical_step_s=job.step_s,
             longest_step_s=max(job.step_s, job.longest_pause_s),
             last_step=completed,
-            machine_names=generation.names,
-            silent=silent,
-            unheard_s={
-                name: (now_ns - world.silent_ns[name]) / S if name in silent else 0.0 for name in generation.names
-            },
+            machine_names=names,
+            silent=[name for name in names if world.is_silent(name)],
+            unheard_s=unheard_s,
             findings=[
                 FindingSeen(f"{found.machine}-{number}", found.machine, found.finding, found.finding.since_ns, number)
                 for number, found in enumerate(world.findings, 1)
