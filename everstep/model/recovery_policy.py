@@ -36,6 +36,12 @@ class RetryPolicy(_Group):
     max_lost_steps: int = Field(
         1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more steps."
     )
+    service_h: float = Field(
+        1.0,
+        ge=0,
+        description="While storage, or another service that all machines share, fails, the job is launched again for "
+        "this long before it is parked, hours.",
+    )
     backoff_initial_s: float = Field(
         1.0, ge=0, description="Wait before the second reattempt, seconds; the first one does not wait."
     )

@@ -35,7 +35,7 @@ async def back_off(incident: Incident, plan: RestartPlan) -> bool:
     """Wait before a restart; returns whether the plan is still valid. Its version may have been withdrawn since the
     decision and during the restore."""
     if plan.verdict.delay_s:
-        incident.timeline.enter(Stage.BACKOFF)
+        incident.timeline.enter(Stage.BACKOFF, plan.verdict.text)
         await incident.wait(timedelta(seconds=plan.verdict.delay_s), "BACKOFF")
     if plan.change is None or not is_withdrawn(plan.change, incident.state.book):
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from everstep.decisions.blame.classify.rule import MAYBE_HARDWARE, FaultClass
 from everstep.model.finding import Owner
 from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.ladder import Rung, TriedRung
@@ -16,6 +17,8 @@ from everstep.model.ladder import Rung, TriedRung
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
 """Owners of faults for which neither a test of the machines nor other code helps."""
+OF_HARDWARE = frozenset({Owner.MACHINE, Owner.NETWORK})
+"""Owners of faults that only tests of the machines find; other code does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class LadderFacts:
     no_replay: str = ""
     """Why the job cannot be replayed; empty: it can."""
     diagnose_at_once: bool = False
+    service: str = ""
+    """The service that all machines share and that failed, e.g. ``remote storage``; empty: none is known to."""
     approved: frozenset[Rung] = field(default=frozenset())
     """Rungs that an operator approved."""
 
@@ -58,6 +63,12 @@ class LadderFacts:
         """The owner of the fault that ended the first rank; empty: not known."""
         fault = self.failure.classification
         return "" if fault is None or fault.consequence else fault.owner
+
+    @property
+    def fault(self) -> str:
+        """The class of that fault; empty: not known."""
+        fault = self.failure.classification
+        return "" if fault is None or fault.consequence else fault.fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +100,21 @@ def _new_code(facts: LadderFacts) -> bool:
 
 def _user_error(facts: LadderFacts) -> bool:
     by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
+    # GPUs and the network report their faults as exceptions, too.
+    by_exit = by_exit and facts.owner not in OF_HARDWARE and facts.fault not in MAYBE_HARDWARE
     return (by_exit and not facts.hinted) or facts.owner == Owner.CODE or facts.of_script
 
 
 def _elsewhere(facts: LadderFacts) -> bool:
-    return facts.owner in ELSEWHERE
+    return facts.owner in ELSEWHERE or facts.service != ""
+
+
+def _hardware(facts: LadderFacts) -> bool:
+    return facts.owner in OF_HARDWARE
+
+
+def _communication(facts: LadderFacts) -> bool:
+    return facts.fault == FaultClass.NCCL_ERROR and facts.owner == Owner.UNKNOWN
 
 
 def _not_finite(facts: LadderFacts) -> bool:
@@ -124,6 +145,27 @@ PATHS: tuple[Path, ...] = (
         _explained,
     ),
     Path(
+        "elsewhere",
+        "the data, the scheduler, or a service that all machines share is to blame",
+        (REATTEMPT,),
+        "",
+        _elsewhere,
+    ),
+    Path(
+        "hardware",
+        "a machine, or the network between machines, is to blame",
+        (DIAGNOSE, REATTEMPT, REPLAY),
+        f"{FIGURE}, step 3",
+        _hardware,
+    ),
+    Path(
+        "communication",
+        "NCCL failed, and neither a machine nor the code is known to be to blame",
+        (DIAGNOSE, REATTEMPT, ROLLBACK, REPLAY),
+        f"{FIGURE}, step 3",
+        _communication,
+    ),
+    Path(
         "new-code",
         "the code is new, and the program itself failed or hangs",
         (ROLLBACK, REATTEMPT),
@@ -137,7 +179,6 @@ PATHS: tuple[Path, ...] = (
         f"{FIGURE}, step 2",
         _user_error,
     ),
-    Path("elsewhere", "the data, the storage or the scheduler is to blame", (REATTEMPT,), "", _elsewhere),
     Path(
         "not-finite-new-code",
         "the loss is not finite, and the code is new",

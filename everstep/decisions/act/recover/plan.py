@@ -27,6 +27,7 @@ from everstep.decisions.act.versions.next_version import VersionChange, next_ver
 from everstep.decisions.act.versions.rollback import is_recent, rollback, target_of
 from everstep.decisions.blame.diagnose.choose_tests import Choice, choose_tests
 from everstep.decisions.blame.replay.group_jobs import no_replay
+from everstep.decisions.blame.service import failed_service, is_everywhere
 from everstep.decisions.keep.choose_restore import Restore
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Failure
@@ -80,7 +81,10 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
     restore = state.choose(evidence)
     is_silent = bool(evidence.unreachable or evidence.problem)
     # In these cases the rules park the job, or resume it for an operator, whichever rung is next.
-    rung = None if by_operator or is_silent or state.waits or state.hold else climb(state)
+    service = failed_service(
+        state.failures[-1].classification, everywhere=is_everywhere(evidence, state.spec.topology().world_size)
+    )
+    rung = None if by_operator or is_silent or state.waits or state.hold else climb(state, service)
     facts = RestartFacts(
         failure=state.failures[-1],
         history=tuple(state.history),
@@ -103,6 +107,7 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
         failed_machine_left=state.failed_machine_left,
         replaced=bool(state.joined),
         by_operator=by_operator,
+        service="" if state.is_explained else service,
     )
     if not look_at_machines(facts, state.spec.policy):
         change = next_version(
@@ -148,8 +153,8 @@ def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
     return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()
 
 
-def climb(state: IncidentState) -> NextRung:
-    """Return the rung that the ladder chooses for the current failure."""
+def climb(state: IncidentState, service: str = "") -> NextRung:
+    """Return the rung that the ladder chooses for the current failure; ``service`` is the service that failed."""
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     # After the loss of a machine the other ranks may raise any error, which does not clear a rolled-back version.
     if not state.is_handled:
@@ -174,6 +179,7 @@ def climb(state: IncidentState) -> NextRung:
         unsolved=state.unsolved,
         no_replay=no_replay(state.spec, state.showing),
         diagnose_at_once=policy.diagnose.at_once,
+        service=service,
         approved=frozenset(state.ladder.approved),
     )
     return next_rung(facts, policy)

@@ -17,6 +17,7 @@ from everstep.decisions.act.progress import is_same_fault, position_of
 from everstep.decisions.act.recover.doubt import Doubt
 from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.decisions.blame.first_failure import short_exception
+from everstep.decisions.blame.service import failed_service
 from everstep.model.evidence import Evidence
 from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.ladder import Rung
@@ -103,6 +104,8 @@ class RestartFacts:
     """Some machine has left the job since the last launch."""
     by_operator: bool = False
     """An operator has just resumed the job."""
+    service: str = ""
+    """The service that all machines share and that failed; empty: none is known to."""
 
     def is_in_vain(self, policy: RecoveryPolicy) -> bool:
         """Return whether a newer step may exist although it was searched for as often as the policy allows."""
@@ -203,6 +206,22 @@ def ladder_asks(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
 
 UNFIT_EXCEPTION = "CheckpointError"
 """The end of the name of the exception that a rank raises if a complete checkpoint does not fit the script."""
+
+
+def service_failed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
+    """A service that all machines share failed: the job is launched again until it works, or for `retry.service_h`."""
+    if not facts.service or facts.replaced:
+        return None
+    since_ns = facts.failure.time_ns
+    for earlier in reversed(facts.history):
+        if not failed_service(earlier.classification, everywhere=True):
+            break
+        since_ns = min(since_ns, earlier.time_ns)
+    away_s, allowed_s = (facts.failure.time_ns - since_ns) / 1e9, policy.retry.service_h * 3600
+    if away_s >= allowed_s:
+        return _park(f"{facts.service}: it has failed for {away_s / 60:.0f} min, and {allowed_s / 60:.0f} min are allowed")
+    text = f"{facts.service}: no machine and no code is to blame; launched again for up to {allowed_s / 60:.0f} min"
+    return Verdict(Action.REATTEMPT, text, delay_s=backoff_s(max(facts.attempts, len(facts.history)), policy))
 
 
 def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
@@ -364,6 +383,7 @@ RULES: tuple[RestartRule, ...] = (
     RestartRule("eviction-waits", eviction_waits),
     RestartRule("machine-silent", machine_silent, binds_operator=True),
     RestartRule("ladder-asks", ladder_asks),
+    RestartRule("service-failed", service_failed, of_the_code=True),
     RestartRule("broken-from-the-start", broken_from_the_start, of_the_code=True),
     RestartRule(
         "restore-fails",

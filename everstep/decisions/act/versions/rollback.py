@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from everstep.decisions.blame.classify.rule import MAYBE_HARDWARE
 from everstep.model.finding import Owner
 from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -57,6 +58,8 @@ def blame(failure: Failure, *, explained: bool) -> Blame:
     if fault is not None and fault.owner in NOT_OF_CODE:
         return Blame.OTHER
     if failure.symptom in {Symptom.CONNECTION_LOST, Symptom.UNSAVED} or not failure.symptom.known:
+        return Blame.UNCLEAR
+    if fault is not None and fault.owner != Owner.CODE and fault.fault in MAYBE_HARDWARE:
         return Blame.UNCLEAR
     if failure.symptom is Symptom.CRASH:
         by_itself = failure.cause in OF_CODE or failure.cause.startswith("exit code ")

@@ -61,6 +61,20 @@ class FaultClass(StrEnum):
     UNKNOWN = "unknown"
 
 
+MAYBE_HARDWARE = frozenset(
+    {
+        FaultClass.CUDA_ERROR,
+        FaultClass.GPU_MEMORY,
+        FaultClass.GPU_UNAVAILABLE,
+        FaultClass.NCCL_ERROR,
+        FaultClass.INFINIBAND,
+        FaultClass.NETWORK,
+        FaultClass.HANG,
+    }
+)
+"""Classes of faults that a GPU or the network may cause even if the owner is not known: code alone is not to blame."""
+
+
 class Role(IntEnum):
     """The role of a line in the course of a failure: a lower value is nearer to the beginning."""
 

@@ -86,6 +86,7 @@ ROWS = (
     ChoiceRow(
         Choice((), "the program is at fault: no machine is tested, and the code is rolled back", PAPER),
         symptoms=frozenset({Symptom.USER_ERROR, Symptom.EARLY_EXIT}),
+        owners=frozenset({"", Owner.UNKNOWN}),
     ),
     ChoiceRow(
         Choice((Diagnostic.EUD, Diagnostic.DCGM, *NETWORK), "ranks wait for each other"),

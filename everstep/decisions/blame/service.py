@@ -1,0 +1,43 @@
+"""Whether a failure is that of a service which all machines share: storage, name resolution, a server elsewhere.
+
+No machine and no code is to blame for it, and it ends by itself or by somebody else's repair. A job that failed for it
+is launched again until then.
+"""
+
+from __future__ import annotations
+
+from everstep.decisions.blame.classify.rule import FaultClass
+from everstep.model.evidence import Classification, Evidence
+from everstep.model.finding import Owner
+
+SERVICES = frozenset({FaultClass.REMOTE_STORAGE, FaultClass.MOUNT, FaultClass.EXTERNAL_SERVICE, FaultClass.DNS})
+"""Classes of faults of services."""
+SHARED = SERVICES | {
+    FaultClass.DISK_FAULT,
+    FaultClass.DISK_FULL,
+    FaultClass.INFINIBAND,
+    FaultClass.NCCL_ERROR,
+    FaultClass.NETWORK,
+}
+"""Classes of faults that are a service's if all ranks report them: no machine of its own has them all."""
+
+
+def failed_service(fault: Classification | None, *, everywhere: bool) -> str:
+    """Return the class of the service that failed; empty: no service is known to have failed.
+
+    Args:
+        fault: The class of the first rank's end; None: no rank ended by itself.
+        everywhere: All ranks report the same fault.
+    """
+    if fault is None or fault.consequence or fault.owner in {Owner.CODE, Owner.DATA}:
+        return ""
+    if fault.owner == Owner.STORAGE or fault.fault in SERVICES or (everywhere and fault.fault in SHARED):
+        return fault.fault
+    return ""
+
+
+def is_everywhere(evidence: Evidence, world_size: int) -> bool:
+    """Return whether every rank ended by itself with a fault of the same class."""
+    own = [end for end in evidence.exits if not end.stopped_by_us and end.classification is not None]
+    reasons = {end.classification.reason for end in own if end.classification is not None}
+    return len(reasons) == 1 and len({end.rank for end in own}) == world_size
