@@ -65,9 +65,14 @@ def restored_text(restored: Restored) -> str:
     return "; ".join(parts) or "nothing was to be moved"
 
 
+def dying_text(evidence: Evidence) -> str:
+    """Return which killed ranks are not gone, as text."""
+    return listed([f"{machine}: {ranks}" for machine, ranks in sorted(evidence.dying.items())], 3)
+
+
 def stopped_text(evidence: Evidence, headline: str) -> str:
     """Return the result of a stop as text."""
-    parts = [evidence.problem] if evidence.problem else []
+    parts = [evidence.problem or dying_text(evidence)] if evidence.problem or evidence.dying else []
     parts += [f"{listed(evidence.unreachable)} does not answer"] if evidence.unreachable else []
     return "; ".join([*parts, headline or "no rank ended by itself"])
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, now_ns, request_id
+from activities.turns import gathered
 from everstep.decisions.clocks import shift_ns
+from everstep.errors import EverstepError
 from everstep.model.evidence import Evidence
+from everstep.model.finding import MachineFinding
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
 
 if TYPE_CHECKING:
     from activities.tools import Tools
-    from agent.client import AgentClient
+    from agent.client import AgentClient, AgentClients
     from agent.v1 import agent_pb2 as pb
 
-DYING_NAMED = 16
-"""An answer names at most this many of the machines whose ranks do not die."""
+INSPECT_S = 3.0
+"""The longest wait for the inspections of a machine whose ranks are not gone, seconds."""
 
 
 class StopRanks(Activity[Evidence]):
@@ -49,7 +53,7 @@ class StopRanks(Activity[Evidence]):
 
     async def perform(self, tools: Tools, say: Say) -> Evidence:
         from activities.agents.call_all import call_agent, on_all
-        from activities.agents.evidence import evidence_of
+        from activities.agents.evidence import FINDINGS_LIMIT, evidence_of
         from agent.v1 import agent_pb2 as pb
 
         spec, machines = self.job.spec, self.job.machines
@@ -79,12 +83,28 @@ class StopRanks(Activity[Evidence]):
             dying=dying,
             dying_s=self.dying_s,
         )
-        if dying:
-            texts = [f"{machine}: {text}" for machine, text in sorted(dying.items())]
-            return Evidence(generation=self.generation, dying=texts[:DYING_NAMED], unreachable=sorted(silent))
         homes = spec.assignment([machine.name for machine in machines]).homes()
         # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
-        return await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
+        evidence = await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
+        if not dying:
+            return evidence
+        found = await _inspected(tools.agents, [machine for machine in machines if machine.name in dying])
+        return evidence.model_copy(update={"dying": dying, "findings": [*found, *evidence.findings][:FINDINGS_LIMIT]})
+
+
+async def _inspected(agents: AgentClients, machines: Sequence[Machine]) -> list[MachineFinding]:
+    """Return the findings of machines whose ranks are not gone; a machine that does not answer has none."""
+    from agent.reporting.observations import finding_of
+
+    async def inspect(machine: Machine) -> list[MachineFinding]:
+        try:
+            reply = await agents.get(machine.address).inspect(timeout_s=INSPECT_S)
+        except EverstepError:
+            return []
+        found = [finding for state in reply.inspections for finding in state.findings]
+        return [MachineFinding(machine=machine.name, finding=finding_of(one)) for one in found]
+
+    return [found for each in await gathered(map(inspect, machines)) for found in each]
 
 
 def fit_stop(reply: pb.StopReply, *, asked_ns: int, heard_ns: int) -> None:

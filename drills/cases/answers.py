@@ -242,13 +242,15 @@ class Answers:
         world.stop()
         generation = world.generation
 
+        asked = {machine.name for machine in request.job.machines}
+
         def answer() -> None:
             now_ns, silent = world.temporal.now_ns, self._silent(request.job.machines)
             dying = generation.dying_until_ns if generation is not None else {}
             left = {
                 rank: until_ns
                 for rank, until_ns in dying.items()
-                if until_ns > now_ns and world.home(rank) not in silent
+                if until_ns > now_ns and world.home(rank) in asked and world.home(rank) not in silent
             }
             left_s = request.dying_s - (now_ns - call.started_ns) / S
             if left and left_s > 0:
@@ -264,16 +266,16 @@ class Answers:
         known = Evidence(generation=request.generation, unreachable=silent)
         if generation is None:
             return known
-        if dying:
-            texts = [f"rank {rank} on {world.home(rank)} is not gone after SIGKILL" for rank in dying]
-            return known.model_copy(update={"dying": texts})
-        answering = {machine.name for machine in request.job.machines} - set(silent)
+        here = {machine.name for machine in request.job.machines} - set(silent)
+        left = {world.home(rank): f"rank {rank} is not gone after SIGKILL" for rank in dying}
+        answering = here - left.keys()
         return known.model_copy(
             update={
+                "dying": {machine: text for machine, text in left.items() if machine in here},
                 "exits": [self._exit(rank) for rank in range(world.world_size) if world.home(rank) in answering],
                 "held": [copy for copy in self._copies(request.job.run) if copy.machine in answering],
                 "emptied": sorted(answering - set(generation.names)),
-                "findings": [found for found in world.findings if found.machine in answering],
+                "findings": [found for found in world.findings if found.machine in here],
             }
         )
 

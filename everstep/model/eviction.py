@@ -96,6 +96,8 @@ class EvictionState(BaseModel):
     """There was no replacement for the machines that a hang names, so the job is tried again with them."""
     silent_since: dict[str, float] = Field(default_factory=dict)
     """Machine that does not answer → since when, by the clock of the incident's workflow."""
+    dying_since: dict[str, float] = Field(default_factory=dict)
+    """Machine with killed ranks that are not gone → when they were killed, seconds of the workflow's clock."""
 
     def record(self, answers: list[EvictAnswer]) -> None:
         """Keep the answers of the rules; equal answers are kept once."""

@@ -70,8 +70,9 @@ class Evidence(Model):
     """Machines that answered but have lost their memory, and so know nothing of the job."""
     disk_shared: bool = False
     """Several machines listed the same files: the folder of disk checkpoints is shared."""
-    dying: list[str] = Field(default_factory=list)
-    """Killed ranks that are not gone yet, with machine and time. While there are any, nothing else is known."""
+    dying: dict[str, str] = Field(default_factory=dict)
+    """Machine with killed ranks that are not gone yet → these ranks, for people. Of such a machine only ``findings``
+    are known, and the job cannot be launched on it."""
     left_out: str = ""
     """How many reported exits, copies and findings are not kept here, in words; empty: all are kept."""
     held_cut: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -129,17 +129,28 @@ class Incident:
         now = workflow.time()
         return {name: now - self.state.evictions.silent_since.get(name, now) for name in unreachable}
 
-    def heard(self, unreachable: list[str], asked: float) -> None:
-        """Note which machines did not answer a request; ``asked`` is its time on the workflow's clock."""
-        self.state.evictions.silent_since = {
-            name: self.state.evictions.silent_since.get(name, asked) for name in unreachable
-        }
+    def dying_for(self, dying: Iterable[str]) -> dict[str, float]:
+        """Return for how long each machine has had killed ranks that are not gone, seconds."""
+        now = workflow.time()
+        return {name: now - self.state.evictions.dying_since.get(name, now) for name in dying}
+
+    def heard(self, unreachable: Iterable[str], dying: Iterable[str], asked: float) -> None:
+        """Note which machines did not answer a stop, and which have killed ranks that are not gone.
+
+        Args:
+            unreachable: Machines without an answer.
+            dying: Machines with such ranks.
+            asked: The time of the stop on the workflow's clock.
+        """
+        evictions = self.state.evictions
+        evictions.silent_since = {name: evictions.silent_since.get(name, asked) for name in unreachable}
+        evictions.dying_since = {name: evictions.dying_since.get(name, asked) for name in dying}
 
     async def change_machines(self, machines: list[Machine], leaving: list[Eviction]) -> None:
         """Change the machines of the job, and notify its workflow at once."""
         ranks = dict(self.state.assignment.each())
-        silent = self.state.evictions.silent_since
-        gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in silent}
+        unusable = self.state.evictions.silent_since.keys() | self.state.evictions.dying_since.keys()
+        gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in unusable}
         self.state.evictions.done += leaving
         decided = [one for one in leaving if one.rule != OPERATOR and not one.approved_by]
         self.state.evictions.done_ns += [workflow.time_ns()] * len(decided)

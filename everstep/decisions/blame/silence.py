@@ -1,4 +1,4 @@
-"""The findings about machines whose agents do not answer."""
+"""The findings about machines that do not obey: their agents do not answer, or their killed ranks are not gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from everstep.model.finding import Finding, FindingSource, Health, MachineFindin
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SILENT = "silent-machine"
-"""The reason code of these findings."""
+"""The reason code of a machine whose agent does not answer."""
+DYING = "ranks-not-gone"
+"""The reason code of a machine whose killed ranks are not gone."""
 
 
 def findings_of_silence(
@@ -26,6 +28,28 @@ def findings_of_silence(
     return [_finding(machine, verdict, text) for machine, (verdict, text) in verdicts.items()]
 
 
+def findings_of_dying(
+    ranks: Mapping[str, str], seconds: Mapping[str, float], policy: RecoveryPolicy
+) -> list[MachineFinding]:
+    """Return a finding for each machine whose killed ranks are not gone: faulty once that took longer than is allowed.
+
+    Args:
+        ranks: Machine → its ranks that are not gone, for people.
+        seconds: Machine → the time since they were killed, seconds.
+        policy: The policy with the time that killed ranks have.
+    """
+    allowed_s = policy.stop.stuck_s
+    return [
+        _finding(
+            machine,
+            Health.UNKNOWN if seconds[machine] < allowed_s else Health.FAULTY,
+            f"{text}: killed ranks have {allowed_s:g} s to end",
+            reason=DYING,
+        )
+        for machine, text in ranks.items()
+    ]
+
+
 def _of_silence(seconds: float, allowed_s: float) -> tuple[Health, str]:
     heard = f"nothing was heard from its agent and ranks for {seconds:.1f} s"
     if seconds < allowed_s:
@@ -33,7 +57,7 @@ def _of_silence(seconds: float, allowed_s: float) -> tuple[Health, str]:
     return Health.FAULTY, f"{heard}: it is gone"
 
 
-def _finding(machine: str, verdict: Health, text: str) -> MachineFinding:
+def _finding(machine: str, verdict: Health, text: str, reason: str = SILENT) -> MachineFinding:
     source, remedy = FindingSource.SILENCE, Remedy.NOTHING
-    finding = Finding(inspection=source, source=source, reason=SILENT, verdict=verdict, text=text, remedy=remedy)
+    finding = Finding(inspection=source, source=source, reason=reason, verdict=verdict, text=text, remedy=remedy)
     return MachineFinding(machine=machine, finding=finding)

@@ -17,19 +17,15 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.agents.prepare_machines import PrepareMachines
     from activities.pool.requests import ReplaceMachines
-    from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
     from everstep.decisions.act.evict.rules import waits_for_another
-    from everstep.decisions.blame.hang.analysis import findings_of_hang
-    from everstep.decisions.blame.silence import findings_of_silence
-    from everstep.decisions.blame.slow.by_samples import findings_of_vote
     from everstep.model.eviction import EvictAnswer, Eviction, named
     from everstep.model.evidence import Evidence
-    from everstep.model.finding import MachineFinding
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
     from everstep.model.stage import Stage
     from workflows.incident.incident import Incident, Secured
     from workflows.incident.stages.awaited import THERE_ARE_OTHERS, Awaited
+    from workflows.incident.stages.judge import judge
     from workflows.incident.stages.stop import refresh_evidence
     from workflows.start_activity import start_activity
 
@@ -47,7 +43,7 @@ async def secure(incident: Incident) -> bool:
 
     The ranks are not stopped earlier, and without a replacement they are not stopped at all.
     """
-    plan = _judge(incident, None)
+    plan = judge(incident, None)
     if plan.ask:
         incident.timeline.note(Stage.EVICT, f"{named(plan.ask)}: an operator has to approve. {plan.tripped}".strip())
     if not plan.evict:
@@ -89,7 +85,7 @@ async def _with_others(incident: Incident, secured: Secured) -> Secured:
 
 def note_answers(incident: Incident) -> None:
     """Note the rules' answers, so that the report shows them; no machine leaves."""
-    _judge(incident, None)
+    judge(incident, None)
 
 
 async def evict(incident: Incident, evidence: Evidence) -> Evidence:
@@ -101,7 +97,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         evidence = await refresh_evidence(incident)
     while True:
         incident.state.waits, incident.state.evictions.missing, incident.state.evictions.waiting = "", 0, []
-        plan = _judge(incident, evidence)
+        plan = judge(incident, evidence)
         leaving = [*plan.evict, *_unfit(incident, _names(plan.evict))]
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
         if not leaving and not plan.ask:
@@ -128,9 +124,9 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             incident.state.evictions.waiting = asking
             waits.append(_question(incident.state.job, asking, plan.tripped))
         incident.state.waits = "; ".join(waits)
-        if not evidence.unreachable or patient:
+        if not (evidence.unreachable or evidence.dying) or patient:
             return evidence
-        # There is no replacement now, so the silent machines are awaited as long as in a job without standbys.
+        # There is no replacement now, so the machines are awaited as long as in a job without standbys.
         evidence, patient = await _patiently(incident, evidence), True
 
 
@@ -155,7 +151,7 @@ async def _patiently(incident: Incident, evidence: Evidence) -> Evidence:
         awaited.cancel()
     text = "the silent machines answer again" if awaited.came_back else "the silent machines stay silent"
     timeline.leave(began, Stage.EVICT, THERE_ARE_OTHERS if awaited.there_are_others else text)
-    return await refresh_evidence(incident)
+    return await refresh_evidence(incident, patient=bool(evidence.dying))
 
 
 def _question(job: str, asking: list[Eviction], tripped: str) -> str:
@@ -171,35 +167,6 @@ def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
     """Return the machines whose eviction is approved; an approval is valid until there is a replacement for each."""
     who = incident.state.evictions.approved
     return [one.model_copy(update={"approved_by": who[one.machine]}) for one in asked if one.machine in who]
-
-
-def _judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
-    """Return what the rules decide from the evidence; without evidence, from the anomaly alone."""
-    state, evictions = incident.state, incident.state.evictions
-    facts = EvictFacts(
-        now_ns=workflow.time_ns(),
-        machines=[machine.name for machine in state.machines],
-        findings=_findings(incident, evidence),
-        earlier=state.alerts,
-        evicted_ns=[*state.evicted_ns, *evictions.done_ns],
-    )
-    plan = plan_evictions(facts, state.spec.policy)
-    evictions.record(plan.asked)
-    return plan.without(evictions.declined)
-
-
-def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFinding]:
-    """Return all findings about machines of the job; without evidence, those of the anomaly, the hang and the vote."""
-    state, generation, policy = incident.state, incident.state.generation, incident.state.spec.policy
-    found = list(incident.state.anomaly.findings)
-    if evidence:
-        silent = incident.silent_for(evidence.unreachable)
-        found = [*evidence.findings, *state.ladder.tested, *findings_of_silence(silent, policy)]
-    if incident.state.hang and incident.state.hang.generation == generation and not incident.state.evictions.hang_stays:
-        found += findings_of_hang(incident.state.hang)
-    if incident.state.slow and incident.state.slow.generation == generation:
-        found += findings_of_vote(incident.state.slow)
-    return found
 
 
 async def _replacements(

@@ -9,7 +9,6 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.stop_ranks import StopRanks
-    from everstep.base.text import listed
     from everstep.decisions.act.evict.rules import BY_NAME, mode_of
     from everstep.model.eviction import EvictMode
     from everstep.model.evidence import Evidence
@@ -17,7 +16,14 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.stage import Stage
     from workflows import web_ui
     from workflows.incident.incident import Incident
+    from workflows.incident.stages.judge import judge
     from workflows.start_activity import start_activity
+
+
+DYING_S = 15.0
+"""The machines are asked again after this time while killed ranks are not gone, seconds."""
+LEAST_S = 1.0
+"""The shortest such time, seconds."""
 
 
 async def stop(incident: Incident) -> Evidence:
@@ -44,8 +50,7 @@ async def _stop(incident: Incident, *, patient: bool = False) -> Evidence:
     state, timeline = incident.state, incident.timeline
     began = timeline.enter(Stage.STOP)
     try:
-        evidence = await _until_gone(incident, {} if patient else impatient(incident))
-        incident.heard(evidence.unreachable, began)
+        evidence = await _until_gone(incident, {} if patient else impatient(incident), began)
     except ActivityError as error:
         # Without evidence the job cannot continue: it is parked, and the machines are asked again when an operator
         # resumes.
@@ -66,20 +71,32 @@ def impatient(incident: Incident) -> dict[str, Any]:
     return {"patience_s": policy.silence.evict_s, "probed": True}
 
 
-async def _until_gone(incident: Incident, bounds: dict[str, Any]) -> Evidence:
-    """Ask the machines to stop, and repeat while killed ranks still exist: that can take minutes, and is shown."""
+async def _until_gone(incident: Incident, bounds: dict[str, Any], began: float) -> Evidence:
+    """Ask the machines to stop, and repeat while killed ranks still exist: that can take minutes, and is shown.
+
+    Without bounds it is repeated until the ranks are gone, or have had their time. With bounds it ends earlier if each
+    machine with such ranks is to leave the job.
+
+    Args:
+        incident: The incident.
+        bounds: How long a silent machine is asked; empty: as long as in a job without standbys.
+        began: When the stop began, seconds of the workflow's clock.
+    """
     state, policy = incident.state, incident.state.spec.policy
-    deadline = workflow.time() + policy.stop.kill_patience_s
-    notified = False
+    deadline, notified = began + policy.stop.kill_patience_s, False
+    dying_s = policy.silence.evict_s if bounds else DYING_S
     while True:
-        evidence = await incident.unless_abandoned(
-            start_activity(StopRanks(job=state.placed, generation=incident.state.generation, **bounds))
-        )
+        stop_ranks = StopRanks(job=state.placed, generation=incident.state.generation, dying_s=dying_s, **bounds)
+        evidence = await incident.unless_abandoned(start_activity(stop_ranks))
+        incident.heard(evidence.unreachable, evidence.dying, began)
         if not evidence.dying:
             break
-        text = listed(evidence.dying, 3)
+        if bounds and evidence.dying.keys() <= {one.machine for one in judge(incident, evidence).evict}:
+            break
+        text = web_ui.dying_text(evidence)
         if workflow.time() >= deadline:
             return evidence.model_copy(update={"problem": f"{text}; they have {policy.stop.kill_patience_s:g} s"})
+        dying_s = min(max(began + policy.stop.stuck_s - workflow.time(), LEAST_S), DYING_S) if bounds else DYING_S
         incident.timeline.show_reason(text)
         await incident.notify_job(f"stop: {text}")
         notified = True

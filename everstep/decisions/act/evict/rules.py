@@ -153,10 +153,10 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "gone-machine",
-        "the agent and the ranks of the machine are silent",
+        "the agent and the ranks of the machine are silent, or its killed ranks are not gone",
         "the paper gives no heartbeat limit",
         _from(FindingSource.SILENCE),
-        settings=("silence.evict_s",),
+        settings=("silence.evict_s", "stop.stuck_s"),
     ),
     EvictRule(
         "failed-test",

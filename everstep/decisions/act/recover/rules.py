@@ -186,8 +186,9 @@ def eviction_waits(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
 
 def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """A machine that does not answer cannot take part in a restart at full width."""
-    if facts.evidence.problem:
-        return _park(f"the machines could not be stopped: {facts.evidence.problem}")
+    if facts.evidence.problem or facts.evidence.dying:
+        left = facts.evidence.problem or "; ".join(facts.evidence.dying.values())
+        return _park(f"the machines could not be stopped: {left}")
     if not (silent := facts.evidence.unreachable):
         return None
     text = f"no answer of {', '.join(silent)}: start the agent there, and the job continues without an operator"
@@ -219,7 +220,9 @@ def service_failed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
         since_ns = min(since_ns, earlier.time_ns)
     away_s, allowed_s = (facts.failure.time_ns - since_ns) / 1e9, policy.retry.service_h * 3600
     if away_s >= allowed_s:
-        return _park(f"{facts.service}: it has failed for {away_s / 60:.0f} min, and {allowed_s / 60:.0f} min are allowed")
+        return _park(
+            f"{facts.service}: it has failed for {away_s / 60:.0f} min, and {allowed_s / 60:.0f} min are allowed"
+        )
     text = f"{facts.service}: no machine and no code is to blame; launched again for up to {allowed_s / 60:.0f} min"
     return Verdict(Action.REATTEMPT, text, delay_s=backoff_s(max(facts.attempts, len(facts.history)), policy))
 
