@@ -184,7 +184,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     host.spawn(_drain(jobs))
     host.spawn(_rotate(jobs, options))
     await ended.wait()
-    logger.info("agent ends; its ranks live on")
+    logger.info("agent ends; its ranks continue")
     await served.aclose()
     await server.stop(0.2)
     for task in list(host.tasks):

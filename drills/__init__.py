@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "Drill", "DrillCluster", "DrillRequest", "DrillResult", "drill_request", "run_drill"]
 
-_HOME = {
+_MODULES = {
     "FAULTS": "faults.all",
     "Drill": "runner",
     "DrillCluster": "clusters.local",
@@ -37,8 +37,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'drills' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"drills.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"drills.{_MODULES[name]}"), name)

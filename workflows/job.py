@@ -329,7 +329,8 @@ class JobWorkflow:
         self.state.status = "stopping"
         self._show()
         silent = await self._stop_ranks()
-        left = f"; {silent} did not answer: ranks may run there, and are ended when it answers again" if silent else ""
+        later = "ranks may run there, and are ended once its agent answers again"
+        left = f"; {silent} did not answer: {later}" if silent else ""
         return await self._end("stopped", f"stopped by {self.state.stop_requested}{left}")
 
     async def _stop_ranks(self) -> str:

@@ -194,10 +194,10 @@ class StandbyPoolWorkflow:
     async def _ready(self, requests: list[ReadyRequest]) -> None:
         for request in requests:
             try:
-                readied: ReadyResult = await start_activity(ReadyStandbys(request=request))
+                result: ReadyResult = await start_activity(ReadyStandbys(request=request))
             except ActivityError as error:
-                readied = ready.failed(request, str(error.cause or error))
-            ready.take(self.state, request, readied)
+                result = ready.failed(request, str(error.cause or error))
+            ready.apply(self.state, request, result)
         self._show()
 
     async def _known(self) -> None:

@@ -102,7 +102,7 @@ class LaunchRanks(Activity[Launched]):
             resume_step=self.resume_step,
             started_ns=started_ns,
             forked_ns=max(forked, default=0),
-            backups=placement.reason if backed_up else "no backups: backup is false in [checkpoint]",
+            backups=placement.reason if backed_up else "there are none: backup is false in [checkpoint]",
         )
 
     async def _start_store(self, tools: Tools, say: Say) -> pb.StartStoreReply:

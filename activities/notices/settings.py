@@ -134,7 +134,7 @@ def _problems(receiver: Receiver, env: Mapping[str, str]) -> Iterator[str]:
             near = difflib.get_close_matches(kind, known, n=1)
             yield f"there is no kind {kind!r}; " + (f"did you mean {near[0]!r}?" if near else _there_are(known))
     if receiver.command and shutil.which(receiver.command[0]) is None:
-        yield f"the program {receiver.command[0]!r} does not exist, or must not be executed"
+        yield f"the program {receiver.command[0]!r} does not exist, or is not executable"
     if receiver.url:
         yield from (f"url {masked(receiver.url)!r}: {what}" for what in _of_url(receiver.url))
     if receiver.url_from:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-from agent.diagnoser.diagnostic import COMMON, DiagnosticLimits, DiagnosticTest
+from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.gpu.copies import GpuCopyTest
 from agent.diagnoser.gpu.dcgm import DcgmTest, EudTest
 from agent.diagnoser.host.bitwise import BitwiseTest
@@ -75,8 +74,3 @@ def limits_named(name: str, settings: str) -> DiagnosticLimits:
         raise ConfigError(f"the test {name}: {value}{message}") from None
     except ValueError as error:
         raise ConfigError(f"the test {name}: its settings are not JSON: {error}") from None
-
-
-def diagnostic_reasons() -> Iterable[str]:
-    """Return the reason codes of all tests."""
-    return dict.fromkeys(reason.code for kind in TESTS for reason in (*kind.reasons, *COMMON))

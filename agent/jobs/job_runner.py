@@ -108,10 +108,10 @@ class JobRunner:
         return self.server is None and is_alive(self.record.fork_server_pid, self.record.fork_server_ticks)
 
     async def _end_silent(self) -> None:
-        """Kill a fork server that does not answer, because two servers could start a rank twice; its ranks live on."""
+        """Kill a fork server that does not answer, because two servers could start a rank twice; its ranks continue."""
         if self.server_is_silent():
             pid, ticks = self.record.fork_server_pid, self.record.fork_server_ticks
-            self._log.warning("killing a fork server that does not answer; its ranks live on", pid=pid)
+            self._log.warning("killing a fork server that does not answer; its ranks continue", pid=pid)
             signal_process(pid, signal.SIGKILL)
             await wait_gone(pid, ticks, KILL_PATIENCE_S)
             self.ranks.find_orphans()
@@ -135,10 +135,10 @@ class JobRunner:
             server.on_lost()
 
     async def _server_lost(self, server: ForkServerClient) -> None:
-        """Handle the death of the fork server: its ranks live on, and a new fork server is started."""
+        """Handle the death of the fork server: its ranks continue, and a new fork server is started."""
         end = await self.host.reaper.end_of(server.pid, server.start_ticks)
         server.forget()
-        self._log.warning("the fork server died; ranks live on", pid=server.pid, how=end.kind, value=end.value)
+        self._log.warning("the fork server died; its ranks continue", pid=server.pid, how=end.kind, value=end.value)
         died = pb.ForkServerDied(pid=server.pid, exit=to_exit(end))
         self.host.log.append(job=self.record.job, generation=self.record.generation, fork_server_died=died)
         if self.record.released:

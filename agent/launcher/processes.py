@@ -203,7 +203,7 @@ class EndingWatch:
             threading.Thread(target=self._wait, args=(notice,), name="ending", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching; the thread ends within ``LOOK_S`` of ``end_notice``."""
+        """Stop watching; the thread ends within ``CHECK_S`` of ``end_notice``."""
         if self._notice is not None:
             self._notice.dropped = True
 

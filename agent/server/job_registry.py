@@ -127,15 +127,13 @@ class JobRegistry:
             raise AgentError(
                 f"ranks of {owner.record.job} run on {self.host.machine}: a replay must wait until they have ended"
             )
-        await self.end_replays(job)
+        await self.end_replays(owner_of(job), but=job)
 
-    async def end_replays(self, job: str) -> int:
-        """End the replays of a job on this machine; returns the bytes of memory that were freed."""
-        records = [runner.record for runner in self.runners.values()]
-        replays = [
-            record.job for record in records if record.job != job == owner_of(record.job) and not record.released
-        ]
-        return sum([await self.release(self.runners[replay]) for replay in replays])
+    async def end_replays(self, job: str, *, but: str = "") -> int:
+        """End the replays of a job on this machine, but for one; returns the bytes of memory that were freed."""
+        runners = {name: runner for name, runner in self.runners.items() if owner_of(name) == job}
+        replays = [runner for name, runner in runners.items() if name not in {job, but}]
+        return sum([await self.release(runner) for runner in replays if not runner.record.released])
 
     def runner(self, job: str) -> JobRunner:
         """Return a job that was prepared and is not over.

@@ -38,14 +38,14 @@ def eviction() -> str:
         ],
     )
     others = table(
-        ("rule", "why it evicts nobody", "source"),
+        ("rule", "why it evicts no machine", "source"),
         [(code(rule.name), sentence(rule.asks), rule.paper) for rule in EVICT_RULES if not rule.evicts],
     )
     intro = paragraph(
         "The rules are asked in this order. The first rule that evicts a machine is named in the incident.",
         "[Eviction](../concepts/eviction.md) explains modes and the breaker.",
     )
-    why_not = "## Rules that evict nobody\n\nThey explain why a finding is not enough."
+    why_not = "## Rules that evict no machine\n\nThey explain why a finding is not enough."
     return f"{intro}\n\n{evicting}\n\n{why_not}\n\n{others}"
 
 

@@ -66,7 +66,7 @@ class KillAgent(OnMachine, Fault):
 
     name = "kill-agent"
     summary = (
-        "SIGKILL of a node agent; its ranks live on. With --then a rank or the machine is killed once the agent is "
+        "SIGKILL of a node agent; its ranks continue. With --then a rank or the machine is killed once the agent is "
         "back; with --gone the agent stays away until its machine counts as silent"
     )
     meets = "beside"
@@ -202,7 +202,7 @@ class KillForkServer(OnMachine, Fault):
     """The job's fork server on a machine is killed."""
 
     name = "kill-forkserver"
-    summary = "SIGKILL of a job's fork server; its ranks live on"
+    summary = "SIGKILL of a job's fork server; its ranks continue"
     line = "SIGKILL to the fork server of {machine}"
     alone = True
     meets = "beside"

@@ -47,8 +47,9 @@ def incident_notices(incident: str, current: CurrentStage) -> list[Notice]:
     """
     job, notices = current.job, []
     if current.name == Stage.PARKED:
-        commands = f"once the cause is repaired: everstep resume {job}; to give it up: everstep abandon {job}"
-        text = f"job {job} is parked: {_cut(current.found, TEXT_CHARACTERS - 150)}; {commands}"
+        parked = f"job {job} is parked: "
+        commands = f"; once the cause is repaired: everstep resume {job}; to give it up: everstep abandon {job}"
+        text = parked + _cut(current.found, TEXT_CHARACTERS - len(parked) - len(commands)) + commands
         since_ns = current.since_ns
         notices.append(_notice(NoticeKind.PARKED, f"{incident}/{stamp(since_ns)}", text, since_ns))
     if current.tripped:

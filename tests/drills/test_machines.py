@@ -72,7 +72,7 @@ async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
 
 @pytest.mark.wide
 async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_on: WentOn) -> None:
-    result = await spread("kill-peer", ranks=[3], at_step=6)  # whose backup lies on m0
+    result = await spread("kill-peer", machine="m0", at_step=6)  # it has the backup of rank 3
     assert result.problems == []
     assert result.emptied == ["m3"]
     assert result.steps_promised is not None and result.steps_promised <= 6  # who was behind sends every other step

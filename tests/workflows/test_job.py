@@ -294,7 +294,7 @@ async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> Non
     ("failed", "symptom"),
     [
         ({"timed_out": True, "reason": "rank 3 completed no step within 600 s"}, Symptom.HANG),
-        ({"emptied": ["m1"], "reason": "m1 came back empty before the first step"}, Symptom.CRASH),
+        ({"emptied": ["m1"], "reason": "m1 lost its ranks before the first step"}, Symptom.CRASH),
     ],
 )
 async def test_a_first_launch_that_never_steps_is_an_incident(

@@ -19,7 +19,7 @@ from tests.workflows.conftest import anomaly, held
 from workflows.job import JobWorkflow
 
 STANDBYS = [Machine(name="m2", address="127.0.0.13:1"), Machine(name="m3", address="127.0.0.14:1")]
-REASON = "rank 1 on m1: 1 rank waits for it; it waits for nobody: step > acquire (other)"
+REASON = "rank 1 on m1: 1 rank waits for it; it waits for no rank: step > acquire (other)"
 
 
 def stopped(given: StopRanks) -> Evidence:

@@ -2,7 +2,7 @@
 
 Ranks on other machines may not notice it for ten minutes, since collectives can wait that long. A silent agent alone is
 no fault: as long as the ranks step, its machine works. If all other ranks have ended with success, the job may be over
-on the silent machine too.
+on the silent machine too, and no step is expected any more: then the time counts since the last of them ended.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ from everstep.model.incident import Anomaly, Symptom
 def find_silent_machine(facts: JobFacts) -> Anomaly | None:
     """Return one anomaly of all silent machines; None if all are silent, since then the watcher may be cut off."""
     policy = facts.spec.policy
-    if not facts.newest or facts.longest_step_s <= 0:
+    if not facts.newest:
         return None
     silent = [machine for machine, since_s in facts.unheard_s.items() if since_s >= policy.silence.detect_s]
     if not silent or len(silent) == facts.spec.machines:
         return None
-    patience_s = max(policy.silence.detect_s, PAUSES * facts.longest_step_s)
+    patience_s, quiet_s = max(policy.silence.detect_s, PAUSES * facts.longest_step_s), facts.quiet_s
     if _others_ended_well(facts, silent):
+        ended_ns = max(seen.heard_ns for seen in facts.exits.values())
+        unheard_s = min(facts.unheard_s[machine] for machine in silent)
         patience_s = max(patience_s, policy.stop.exit_grace_s)
-    if facts.quiet_s < patience_s:
+        quiet_s = max(quiet_s, min(unheard_s, (facts.now_ns - ended_ns) / 1e9))
+    elif facts.longest_step_s <= 0:
+        return None
+    if quiet_s < patience_s:
         return None
     return Anomaly(
         id=f"silent-{facts.spec.name}-{facts.generation}",
         generation=facts.generation,
         symptom=Symptom.MACHINE_SILENT,
-        headline=f"no answer of {listed(sorted(silent), 4)}, and no rank completed a step for {facts.quiet_s:.0f} s",
+        headline=f"no answer of {listed(sorted(silent), 4)}, and no rank completed a step for {quiet_s:.0f} s",
         machines=sorted(silent),
         seen_ns=facts.now_ns,
-        quiet_s=facts.quiet_s,
+        quiet_s=quiet_s,
     )
 
 

@@ -274,7 +274,7 @@ def operator_evicts(state: PoolState, move: OperatorMove, *, now_ns: int) -> str
     known = state.machines.get(move.machine)
     if known is None:
         return ""
-    why = move.reason or f"evicted by {move.operator}"
+    why = move.reason or "no reason was given"
     if known.place is PoolPlace.ACTIVE:
         state.machines[move.machine] = known.model_copy(update={"wanted_out": True, "by": move.operator, "why": why})
         return f"{move.machine} leaves job {known.job} once there is a replacement, and is then cordoned"

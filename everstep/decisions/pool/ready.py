@@ -34,14 +34,14 @@ WHY_CHARACTERS = 200
 """The number of characters after which the reason why a version cannot run on a machine is cut."""
 
 
-def wanted(state: PoolState, looked: PollAnswers) -> list[ReadyRequest]:
+def wanted(state: PoolState, answers: PollAnswers) -> list[ReadyRequest]:
     """Return the versions to bring: those of jobs that run undisturbed, to fit machines that no job has.
 
     Each machine serves all jobs; if there are more versions than a machine keeps, jobs that are first by name win.
 
     Args:
-        state: The state of the pool after the inspection.
-        looked: The result of the inspection.
+        state: The state of the pool after that poll.
+        answers: The answers to the newest poll.
     """
     idle = [
         machine
@@ -49,7 +49,7 @@ def wanted(state: PoolState, looked: PollAnswers) -> list[ReadyRequest]:
         if machine.place in {PoolPlace.STANDBY, PoolPlace.FREE} and not machine.fault and not machine.uncleaned
     ]
     idle.sort(key=lambda one: (one.place is not PoolPlace.STANDBY, one.machine.name))
-    jobs = sorted((job for job in looked.jobs if job.version and job.settled), key=lambda job: job.job)[:KEPT]
+    jobs = sorted((job for job in answers.jobs if job.version and job.settled), key=lambda job: job.job)[:KEPT]
     found = []
     for job in jobs:
         if lacking := [one.machine for one in idle if job.version not in one.ready][:MACHINES]:
@@ -57,13 +57,13 @@ def wanted(state: PoolState, looked: PollAnswers) -> list[ReadyRequest]:
     return found
 
 
-def take(state: PoolState, request: ReadyRequest, readied: ReadyResult) -> None:
+def apply(state: PoolState, request: ReadyRequest, result: ReadyResult) -> None:
     """Record which versions the machines have now; ``state`` is changed in place."""
-    for name, why in readied.machines.items():
-        if one := state.machines.get(name):
-            ready = {version: told for version, told in one.ready.items() if version != request.version}
+    for name, why in result.machines.items():
+        if machine := state.machines.get(name):
+            ready = {version: failed for version, failed in machine.ready.items() if version != request.version}
             ready[request.version] = f"{request.job}: {why}"[:WHY_CHARACTERS] if why else ""
-            state.machines[name] = one.model_copy(update={"ready": dict(list(ready.items())[-KEPT:])})
+            state.machines[name] = machine.model_copy(update={"ready": dict(list(ready.items())[-KEPT:])})
 
 
 def failed(request: ReadyRequest, why: str) -> ReadyResult:

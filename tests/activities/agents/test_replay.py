@@ -210,7 +210,8 @@ async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]
 
 
 async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningAgent]) -> None:
-    """The launch of the job, and its end, end what a replay left; and none begins while the job runs."""
+    """The launch of the job or of another replay, and the end of the job, end what a replay left on the machine. No
+    replay begins while the job runs."""
     agent, script = two[0], str(two[0].folder.parent / "job.py")
 
     async def launch(job: str, generation: int) -> None:
@@ -229,6 +230,7 @@ async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningA
 
     await launch("gpt~row-0", 1)
     await launch("gpt~column-0", 1)
+    assert await known() == ["gpt~column-0"]
     await launch("gpt", 1)
     assert await known() == ["gpt"]
     with pytest.raises(AgentError, match="ranks of gpt run on m0"):

@@ -341,6 +341,21 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
             assert list(job.verdicts(200 * S)) == [Finished(2)]
 
 
+def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
+    """No rank has a step left to do, so a step is not what is missed: the end of the silent machine's rank is."""
+    job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
+    over = {"finished": True, "marks": {"first_step": 1, "loop_left": 9}}
+    shown(job, 100, over, over)
+    left(job, 0, 101)
+
+    def found(second: int) -> list[Symptom]:
+        shown(job, second, over | {"alive": False})
+        return [one.symptom for one in anomalies(job, second * S)]
+
+    assert [found(second) for second in range(102, 160)] == [[]] * 58
+    assert found(162) == [Symptom.MACHINE_SILENT]
+
+
 def test_what_is_dealt_with_is_forgotten() -> None:
     """A job lives for months, and each of its generations may have thousands of ranks that ended."""
     job = watched()

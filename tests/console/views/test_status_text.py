@@ -65,7 +65,7 @@ def report(**changes: Any) -> JobReport:
     [
         (0.8, [], "80.0 %"),
         (0.8, ["how many steps were done again"], "at most 80.0 % (not known: how many steps were done again)"),
-        (None, ["no step of it was seen"], "unknown (not known: no step of it was seen)"),
+        (None, ["no step of the job was seen"], "unknown (not known: no step of the job was seen)"),
     ],
 )
 def test_an_ettr_that_may_be_lower_says_so(ratio: float | None, unknown: list[str], said: str) -> None:

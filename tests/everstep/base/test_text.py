@@ -27,7 +27,7 @@ ERROR = "ModuleNotFoundError: No module named 'fast'"
 
 
 def test_of_a_refusal_the_error_is_told_and_not_what_follows_it() -> None:
-    for after in ("", "\n(exit code 1)", "\n(exit code 1)\n(1 more machine says the same)", "\non m2: disk full"):
+    for after in ("", "\n(exit code 1)", "\n(exit code 1)\n(1 more machine reports the same)", "\non m2: disk full"):
         assert error_line(f"{TRACE}{ERROR}{after}") == ERROR
     assert error_line("on m0: no room") == "on m0: no room"
     assert error_line("(exit code 3)") == "(exit code 3)"

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from everstep.decisions.notices import EndedJob, ended_job_notices, incident_notices, lasting_notices, pool_notices
+from everstep.decisions.notices import (
+    TEXT_CHARACTERS,
+    EndedJob,
+    ended_job_notices,
+    incident_notices,
+    lasting_notices,
+    pool_notices,
+)
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
@@ -50,6 +57,15 @@ def test_a_parked_job_has_a_notice_with_its_reason_and_the_commands_to_use() -> 
     assert "no common checkpoint" in one.text
     assert "everstep resume gpt" in one.text
     assert one.time_ns == NOON
+
+
+@pytest.mark.parametrize("letters", [1, 20, 30])
+def test_a_long_reason_is_cut_and_the_commands_are_not(letters: int) -> None:
+    job = "j" * letters
+    (one,) = incident_notices(INCIDENT, at_hand(job=job, found="no room " * 100))
+
+    assert TEXT_CHARACTERS - 2 <= len(one.text) <= TEXT_CHARACTERS
+    assert one.text.endswith(f"everstep abandon {job}")
 
 
 def test_the_same_parking_has_one_id_and_the_next_one_another() -> None:

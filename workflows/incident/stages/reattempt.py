@@ -52,8 +52,8 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         state = incident.state
     state.attempts += 1
     if plan.rung is not None:
-        taken_back = plan.change is not None and plan.change.suspect
-        rung = Rung.ROLLBACK if taken_back else Rung.REATTEMPT
+        rolls_back = plan.change is not None and plan.change.suspect
+        rung = Rung.ROLLBACK if rolls_back else Rung.REATTEMPT
         state.ladder.add(rung, state.failures[-1], plan.verdict.text, path=plan.rung.path)
     began_s = workflow.time()
     state.record_launch(target)

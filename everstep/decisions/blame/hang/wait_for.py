@@ -60,11 +60,6 @@ class WaitGraph:
     collectives: tuple[OpenCollective, ...]
     """The collectives in which ranks wait, the one with most ranks inside first."""
 
-    def waits_for(self, rank: int) -> frozenset[int]:
-        """Return the ranks for which a rank waits directly."""
-        targets = self.edges.get(rank, frozenset())
-        return frozenset(other for target in targets for other in ((target,) if target >= 0 else self.edges[target]))
-
 
 @dataclass(frozen=True, slots=True)
 class Sink:

@@ -62,7 +62,7 @@ def test_checks_end_and_only_idle_machines_are_asked(
                 assert (one.place in IDLE, one.fault, one.uncleaned) == (True, "", False)
             names = {machine.name for machine in request.machines}
             asked |= {(name, request.version) for name in names}
-            ready.take(state, request, ReadyResult(machines=dict.fromkeys(names, "")))
+            ready.apply(state, request, ReadyResult(machines=dict.fromkeys(names, "")))
         if not requests:
             break
     assert ready.wanted(state, looked) == []
@@ -77,7 +77,7 @@ def test_standbys_come_first_and_a_machine_that_did_not_answer_is_asked_again() 
     looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
     assert request.machines[0].name == f"m{ready.MACHINES}"
-    ready.take(state, request, ReadyResult(machines={"m0": "no room"}))
+    ready.apply(state, request, ReadyResult(machines={"m0": "no room"}))
     [again] = ready.wanted(state, looked)
     assert "m0" not in {machine.name for machine in again.machines}
     assert len(again.machines) == ready.MACHINES
@@ -88,7 +88,7 @@ def test_an_impossible_check_is_not_repeated_for_ever() -> None:
     state = pool([(PoolPlace.STANDBY, "", False)])
     looked = PollAnswers(jobs=[RunningJob(job="gpt", run="r", machines=[], settled=True, version="v1")])
     [request] = ready.wanted(state, looked)
-    ready.take(state, request, ready.failed(request, "there is no store"))
+    ready.apply(state, request, ready.failed(request, "there is no store"))
     assert ready.wanted(state, looked) == []
 
 

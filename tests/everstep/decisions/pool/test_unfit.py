@@ -27,7 +27,7 @@ def test_without_another_replacement_the_evicted_machine_stays() -> None:
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada"), now_ns=2)
     book.replace(state, evict("m1", keep=(0,)), now_ns=2)
     there = RunningJob(job="gpt", run="1", machines=[machine(0), machine(1)])
-    found = PollAnswers(jobs=[there], faults={"m1": "ranks of job gpt live there"})
+    found = PollAnswers(jobs=[there], faults={"m1": "ranks of job gpt run there"})
     poll.apply(state, found, began_ns=3, now_ns=3)
     answer = book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=4)
     assert ({old: one.name for old, one in answer.machines.items()}, answer.why) == (
