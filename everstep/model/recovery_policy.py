@@ -193,7 +193,7 @@ class StopPolicy(_Group):
         description="Before an urgent update, or before a machine is replaced while ranks step, all ranks have this "
         "long to end the same step, seconds.",
     )
-    stuck_s: float = Field(
+    evict_s: float = Field(
         15.0,
         ge=0,
         description="A machine whose killed ranks are not gone after this time leaves the job if another machine can "

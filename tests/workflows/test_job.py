@@ -336,6 +336,7 @@ async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(job
     pytest.fail(f"only this was noted: {[note.text for note in jobs.cluster.notes]}")
 
 
+NOT_GONE = {"m1": "rank 1 (pid 4711, state D) has been dying for 40 s"}
 DYING = "m1: rank 1 (pid 4711, state D) has been dying for 40 s"
 
 
@@ -344,7 +345,7 @@ async def test_ranks_that_take_long_to_die_are_waited_for_and_named(jobs: Any) -
 
     def dies_slowly(given: StopRanks) -> Evidence:
         if given.generation == 1 and not gone.is_set():
-            return Evidence(generation=1, dying=[DYING])
+            return Evidence(generation=1, dying=NOT_GONE)
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
 
     jobs.cluster.evidence = dies_slowly
@@ -370,7 +371,7 @@ async def test_ranks_that_do_not_die_park_the_job_with_the_reason(jobs: Any) -> 
 
     def never(given: StopRanks) -> Evidence:
         if not gone.is_set():
-            return Evidence(generation=given.generation, dying=[DYING])
+            return Evidence(generation=given.generation, dying=NOT_GONE)
         return Evidence(generation=given.generation, exits=exits(20), held=held(20))
 
     jobs.cluster.evidence = never

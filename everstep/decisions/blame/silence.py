@@ -38,7 +38,7 @@ def findings_of_dying(
         seconds: Machine → the time since they were killed, seconds.
         policy: The policy with the time that killed ranks have.
     """
-    allowed_s = policy.stop.stuck_s
+    allowed_s = policy.stop.evict_s
     return [
         _finding(
             machine,

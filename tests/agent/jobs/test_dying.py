@@ -160,9 +160,10 @@ async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Jo
 
     found = await perform(stop, environment, agents=pool)
 
-    [line] = found.dying
-    assert line.startswith(f"m1: rank 0 (pid {pid}, state ")
-    assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known then"
+    [(machine, ranks)] = found.dying.items()
+    assert machine == "m1"
+    assert ranks.startswith(f"rank 0 (pid {pid}, state ")
+    assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known of this machine"
     freed = await perform(ReleaseMachines(job=placed, dying_s=0.0), environment, agents=pool)
     assert freed == 0, "its memory is not given back while it lives"
     assert any("has been dying for" in text for text in said)

@@ -96,7 +96,7 @@ async def _until_gone(incident: Incident, bounds: dict[str, Any], began: float) 
         text = web_ui.dying_text(evidence)
         if workflow.time() >= deadline:
             return evidence.model_copy(update={"problem": f"{text}; they have {policy.stop.kill_patience_s:g} s"})
-        dying_s = min(max(began + policy.stop.stuck_s - workflow.time(), LEAST_S), DYING_S) if bounds else DYING_S
+        dying_s = min(max(began + policy.stop.evict_s - workflow.time(), LEAST_S), DYING_S) if bounds else DYING_S
         incident.timeline.show_reason(text)
         await incident.notify_job(f"stop: {text}")
         notified = True

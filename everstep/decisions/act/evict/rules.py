@@ -156,7 +156,7 @@ RULES: tuple[EvictRule, ...] = (
         "the agent and the ranks of the machine are silent, or its killed ranks are not gone",
         "the paper gives no heartbeat limit",
         _from(FindingSource.SILENCE),
-        settings=("silence.evict_s", "stop.stuck_s"),
+        settings=("silence.evict_s", "stop.evict_s"),
     ),
     EvictRule(
         "failed-test",

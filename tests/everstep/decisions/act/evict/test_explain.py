@@ -85,9 +85,10 @@ def test_every_number_has_a_source() -> None:
 
 
 def test_values_are_those_of_the_policy() -> None:
-    [number] = described("gone-machine", silence={"evict_s": 7.5}).numbers
+    [silence, stop] = described("gone-machine", silence={"evict_s": 7.5}).numbers
 
-    assert (number.name, number.value, number.default) == ("silence.evict_s", 7.5, 2.0)
+    assert (silence.name, silence.value, silence.default) == ("silence.evict_s", 7.5, 2.0)
+    assert (stop.name, stop.value, stop.default) == ("stop.evict_s", 15.0, 15.0)
 
 
 @pytest.mark.parametrize(
