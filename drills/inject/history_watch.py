@@ -97,7 +97,10 @@ def watched(context: DrillContext) -> Iterator[None]:
 
 def watch_and_kill(watch: HistoryWatch) -> None:
     """Kill the worker once the event is durable; return early if the worker was killed otherwise."""
-    worker = os.pidfd_open(watch.worker)
+    try:
+        worker = os.pidfd_open(watch.worker)
+    except ProcessLookupError:  # it was killed otherwise before this process was ready
+        return
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, worker)
         if watch.store.exists():

@@ -200,7 +200,7 @@ async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None
 
     assert result.outcome == "stopped"
     assert result.headline.endswith(
-        "stopped by ada; m1 did not answer: ranks may run there, and are ended when it answers again"
+        "stopped by ada; m1 did not answer: ranks may run there, and are ended once its agent answers again"
     )
 
 

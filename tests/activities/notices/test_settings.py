@@ -61,7 +61,7 @@ def test_receivers_of_all_kinds() -> None:
         ('name = "x"\nurl = "https://a"\ncommand = ["sh"]', "it has command and url"),
         ('name = "x"\ncommand = ["sh"]\nkinds = ["parkd"]', "there is no kind 'parkd'; did you mean 'parked'?"),
         ('name = "x"\ncommand = ["sh"]\nkinds = ["?"]', "there are parked, breaker-tripped"),
-        ('name = "x"\ncommand = ["/no/such"]', "the program '/no/such' does not exist, or must not be executed"),
+        ('name = "x"\ncommand = ["/no/such"]', "the program '/no/such' does not exist, or is not executable"),
         ('name = "x"\nurl = "http://events.example/"', "write https://; http:// is for addresses of this machine only"),
         ('name = "x"\nurl = "ftp://127.0.0.1/"', "write https://"),
         ('name = "x"\nurl = "https://a:b/"', "it is not a URL"),
