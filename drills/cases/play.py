@@ -203,8 +203,8 @@ class _Played:
         numbers = range(1 + before, state.incident_count + 1)
         incidents = [self.incident(number) for number in numbers]
         reports = [self.temporal.result(incident_workflow_id(JOB, number), IncidentReport) for number in numbers]
-        failures = [one.state.failures[0].classification for one in incidents if one.state.failures]
-        first = next((found for found in failures if found is not None), None)
+        ends = [one.state.anomaly.classification for one in incidents]
+        first = next((found for found in ends if found is not None), None)
         tests = [one.tests for one in self.answers.performed if isinstance(one, DiagnoseMachines)]
         evicted: dict[str, str] = {}
         for one in incidents:

@@ -153,7 +153,7 @@ class SimulatedTemporal:
         self._perform = perform
         self._runner = UnsandboxedWorkflowRunner()
         self._runs: dict[str, _Run] = {}
-        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._due: list[tuple[int, int, bool, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._commands: dict[str, Callable[[_Run, Any], None]] = {
             "start_timer": self._start_timer,
@@ -178,15 +178,19 @@ class SimulatedTemporal:
         """The time now, seconds."""
         return self.now_ns / S
 
-    def at(self, after_s: float, what: Callable[[], None]) -> None:
-        """Call a function after a time, seconds."""
-        heapq.heappush(self._due, (self.now_ns + round(max(after_s, 0.0) * S), next(self._numbers), what))
+    def at(self, after_s: float, what: Callable[[], None], *, fixed: bool = False) -> None:
+        """Call a function after a time, seconds; ``fixed``: also if a part of that time is skipped."""
+        heapq.heappush(self._due, (self.now_ns + round(max(after_s, 0.0) * S), next(self._numbers), fixed, what))
 
     def skip(self, duration_s: float) -> None:
-        """Let a time pass in which nothing happens: whatever is due is due later by that time, seconds."""
+        """Let a time pass in which nothing happens, seconds: what is due is due later by that time, if not fixed."""
         skipped_ns = round(duration_s * S)
         self.now_ns += skipped_ns
-        self._due = [(due_ns + skipped_ns, number, what) for due_ns, number, what in self._due]
+        moved = [
+            (due_ns + (0 if fixed else skipped_ns), number, fixed, what) for due_ns, number, fixed, what in self._due
+        ]
+        heapq.heapify(moved)
+        self._due = moved
 
     def start(self, kind: str, workflow_id: str, *arguments: Any) -> None:
         """Start a workflow."""
@@ -244,7 +248,7 @@ class SimulatedTemporal:
             if not self._due or self._due[0][0] > limit_ns:
                 self.now_ns = limit_ns
                 return False
-            self.now_ns, _, what = heapq.heappop(self._due)
+            self.now_ns, _, _, what = heapq.heappop(self._due)
             what()
 
     def close(self) -> None:

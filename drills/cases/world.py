@@ -131,7 +131,7 @@ class World:
             self._coming.pop(0)
             what()
 
-        self.temporal.at(after_s, happen)
+        self.temporal.at(after_s, happen, fixed=True)
 
     @property
     def next_s(self) -> float | None:
@@ -141,7 +141,6 @@ class World:
     def skip(self, duration_s: float) -> None:
         """Let the job train for a time, seconds, in which nothing happens."""
         self.temporal.skip(duration_s)
-        self._coming = [due_ns + round(duration_s * S) for due_ns in self._coming]
 
     def changed(self) -> None:
         """Let everyone who observes the machines look again."""
@@ -315,6 +314,8 @@ class World:
 
     def _come_back(self, machine: str) -> None:
         self.silent_ns.pop(machine)
+        if self.generation is not None and self.generation.frozen_ns and not self.generation.ends:
+            self._go_on(self.generation)
         self.changed()
 
     def _find(self, broken: Broken) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from everstep.decisions.act.ladder.paths import EXPLAINED, KNOWN_CAUSES, LadderFacts, Path, path_of
+from everstep.decisions.act.ladder.worth import COSTS, likely, saving_s
 from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -68,6 +69,12 @@ SKIPS: tuple[Skip, ...] = (
         "{facts.version} ran well for {facts.ran_well_h:.0f} h, and it fails at another step each time",
     ),
     Skip(Rung.REPLAY, lambda facts, policy, rung: bool(facts.no_replay), "{facts.no_replay}"),
+    Skip(
+        None,
+        lambda facts, policy, rung: not is_worth_it(facts, policy, rung),
+        "it takes {cost_s:.0f} s and is expected to save {saving_s:.0f} s, since the job trained for "
+        "{facts.gain_s:.0f} s before this failure, and a restart costs {facts.restart_s:.0f} s",
+    ),
     Skip(None, lambda facts, policy, rung: mode_of(rung, policy) in SKIPPED_MODES, "its mode is {mode}"),
 )
 """The conditions under which a rung is skipped; the first that applies is the reason."""
@@ -93,7 +100,10 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
         if tried[rung] >= passed[rung]:
             continue
         if skip := _skip(rung, facts, policy):
-            skipped.append(f"{rung}: {skip.because.format(facts=facts, mode=mode_of(rung, policy))}")
+            why = skip.because.format(
+                facts=facts, mode=mode_of(rung, policy), cost_s=_cost_s(facts, rung), saving_s=_saving_s(facts)
+            )
+            skipped.append(f"{rung}: {why}")
             continue
         asks = mode_of(rung, policy) is RungMode.APPROVE and rung not in facts.approved
         return NextRung(rung, _why(path, tried), path.name, tuple(skipped), asks, bool(tried), position)
@@ -113,6 +123,26 @@ def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None
     """Return the condition under which a rung is skipped; None: it is not."""
     of_rung = (skip for skip in SKIPS if skip.rung is rung or (skip.rung is None and rung in DEFAULT_MODES))
     return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
+
+
+def is_worth_it(facts: LadderFacts, policy: RecoveryPolicy, rung: Rung) -> bool:
+    """Return whether a rung is expected to save more time than it costs.
+
+    What returns at the same step or on the same machine is always worth it, and so is what is not known.
+    """
+    if rung not in COSTS or facts.gain_s is None or not facts.restart_s:
+        return True
+    if any(is_same_fault(attempt, facts.failure) for attempt in counting(facts, policy)):
+        return True
+    return _saving_s(facts) >= _cost_s(facts, rung)
+
+
+def _cost_s(facts: LadderFacts, rung: Rung) -> float:
+    return facts.measured_s.get(rung, COSTS.get(rung, 0.0))
+
+
+def _saving_s(facts: LadderFacts) -> float:
+    return saving_s(likely(facts.owner, facts.fault), facts.gain_s or 0.0, facts.restart_s)
 
 
 def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:

@@ -6,7 +6,7 @@ the code back, then replays. ADR 0044 (docs/adr) explains the paths with another
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from everstep.decisions.blame.classify.rule import MAYBE_HARDWARE, FaultClass
@@ -55,6 +55,12 @@ class LadderFacts:
     diagnose_at_once: bool = False
     service: str = ""
     """The service that all machines share and that failed, e.g. ``remote storage``; empty: none is known to."""
+    gain_s: float | None = None
+    """How long the job trained since its last failure, seconds; None: not known."""
+    restart_s: float = 0.0
+    """The time that a restart of the job costs, seconds; 0: not known."""
+    measured_s: Mapping[Rung, float] = field(default_factory=dict)
+    """Rung → how long it took the last time, seconds."""
     approved: frozenset[Rung] = field(default=frozenset())
     """Rungs that an operator approved."""
 

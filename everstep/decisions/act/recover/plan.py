@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
 from everstep.decisions.act.ladder.paths import LadderFacts
-from everstep.decisions.act.progress import position_of
+from everstep.decisions.act.ladder.worth import trains_well
+from everstep.decisions.act.progress import is_same_fault, position_of
 from everstep.decisions.act.recover.doubt import Doubt, DoubtFacts, doubt_of
 from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.rules import (
@@ -108,6 +109,7 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
         replaced=bool(state.joined),
         by_operator=by_operator,
         service="" if state.is_explained else service,
+        trains_well=_trains_well(state),
     )
     if not look_at_machines(facts, state.spec.policy):
         change = next_version(
@@ -156,6 +158,7 @@ def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
 def climb(state: IncidentState, service: str = "") -> NextRung:
     """Return the rung that the ladder chooses for the current failure; ``service`` is the service that failed."""
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
+    attempts = [*state.ladder.remembered, *state.ladder.all_tried]
     # After the loss of a machine the other ranks may raise any error, which does not clear a rolled-back version.
     if not state.is_handled:
         state.ladder.clear_code(failure, book, state.unsolved)
@@ -180,9 +183,29 @@ def climb(state: IncidentState, service: str = "") -> NextRung:
         no_replay=no_replay(state.spec, state.showing),
         diagnose_at_once=policy.diagnose.at_once,
         service=service,
+        gain_s=_gain_s(state),
+        restart_s=state.first_step_s,
+        measured_s={tried.rung: tried.seconds for tried in attempts if tried.seconds},
         approved=frozenset(state.ladder.approved),
     )
     return next_rung(facts, policy)
+
+
+def _trains_well(state: IncidentState) -> bool:
+    """Return whether the job trains well in spite of its failures, each of which is at another step and machine."""
+    failure = state.failures[-1]
+    returns = any(
+        is_same_fault(earlier, failure) or earlier.step == failure.step or earlier.machine == failure.machine != ""
+        for earlier in state.history
+    )
+    return not returns and trains_well(_gain_s(state), state.first_step_s)
+
+
+def _gain_s(state: IncidentState) -> float | None:
+    """Return how long the job trained since its last failure, seconds; None: it did not fail before."""
+    ends_ns = [earlier.over_ns or earlier.time_ns for earlier in state.history]
+    ends_ns += [tried.time_ns + round(tried.seconds * 1e9) for tried in state.ladder.remembered]
+    return (state.failures[-1].time_ns - max(ends_ns)) / 1e9 if ends_ns else None
 
 
 def tests_of(state: IncidentState) -> Choice:

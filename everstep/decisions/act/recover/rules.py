@@ -104,6 +104,8 @@ class RestartFacts:
     """Some machine has left the job since the last launch."""
     by_operator: bool = False
     """An operator has just resumed the job."""
+    trains_well: bool = False
+    """The job trains far longer between its failures than a restart costs, and fails at another place each time."""
     service: str = ""
     """The service that all machines share and that failed; empty: none is known to."""
 
@@ -130,13 +132,14 @@ class RestartRule:
     """The rule is not asked if another version of the code is launched, since it judges the failed version."""
     counts_failures: bool = False
     """The rule is not asked for the first launch after a machine that failed a test left, since it counts failures that
-    this machine may have caused."""
+    this machine may have caused, and not while the job trains well in spite of its failures."""
 
     def applies(self, facts: RestartFacts) -> bool:
         """Return whether the rule is asked."""
         overruled = facts.by_operator and not self.binds_operator
         other_code = facts.change is not None and self.of_the_code
-        return not (overruled or other_code or (facts.failed_machine_left and self.counts_failures))
+        excused = facts.failed_machine_left or facts.trains_well
+        return not (overruled or other_code or (excused and self.counts_failures))
 
 
 def _park(text: str) -> Verdict:

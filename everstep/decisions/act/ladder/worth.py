@@ -1,0 +1,61 @@
+"""Whether a rung is worth its price: what it costs, and what it is expected to save.
+
+A restart costs seconds; tests of the machines and a replay cost minutes of the whole job. They are worth that if the
+fault returns often, if it is likely that they find it, or if it returns at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from everstep.decisions.blame.classify.rule import FaultClass
+from everstep.model.finding import Owner
+from everstep.model.ladder import Rung
+
+LIKELY: Mapping[str, float] = MappingProxyType(
+    {
+        Owner.MACHINE: 0.9,
+        Owner.NETWORK: 0.5,
+        FaultClass.NAN: 0.5,
+        FaultClass.CUDA_ERROR: 0.3,
+        FaultClass.NCCL_ERROR: 0.3,
+        FaultClass.HANG: 0.3,
+        FaultClass.CONNECTION_LOST: 0.1,
+        FaultClass.CRASHED: 0.1,
+        FaultClass.KILLED: 0.02,
+        FaultClass.TERMINATED: 0.02,
+    }
+)
+"""Owner or class of a fault → the assumed probability that tests or a replay find a machine that causes it."""
+USUALLY = 0.2
+"""The same for all other faults."""
+COSTS: Mapping[Rung, float] = MappingProxyType({Rung.DIAGNOSE: 300.0, Rung.REPLAY: 600.0})
+"""Rung → its assumed duration until it was measured, seconds."""
+HORIZON_S = 24 * 3600.0
+"""The time in which a fault that is found would have returned, seconds."""
+
+
+TRAINS_ON = 20.0
+"""A job trains well if it trains at least this many times as long as a restart costs: for 95 % of its time."""
+
+
+def trains_well(gain_s: float | None, restart_s: float) -> bool:
+    """Return whether a job trains far longer between two failures than a restart costs; False: it is not known."""
+    return gain_s is not None and restart_s > 0 and gain_s >= TRAINS_ON * restart_s
+
+
+def likely(owner: str, fault: str) -> float:
+    """Return the probability that tests or a replay find a machine that causes a fault."""
+    return LIKELY.get(owner, LIKELY.get(fault, USUALLY))
+
+
+def saving_s(probability: float, gain_s: float, restart_s: float) -> float:
+    """Return the time that a rung is expected to save, seconds.
+
+    Args:
+        probability: The probability that it finds the cause.
+        gain_s: The time that the job trained between the last two failures.
+        restart_s: The time that a restart costs.
+    """
+    return probability * restart_s * HORIZON_S / max(gain_s, 1.0)
