@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from everstep.decisions.act.ladder.paths import EXPLAINED, KNOWN_CAUSES, LadderFacts, Path, path_of
-from everstep.decisions.act.ladder.worth import COSTS, likely, saving_s
+from everstep.decisions.act.ladder.worth import COSTS, likely, saving_s, updated
 from everstep.model.incident import Failure
 from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -71,7 +71,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(Rung.REPLAY, lambda facts, policy, rung: bool(facts.no_replay), "{facts.no_replay}"),
     Skip(
         None,
-        lambda facts, policy, rung: not is_worth_it(facts, policy, rung),
+        lambda facts, policy, rung: not is_worth_it(facts, rung),
         "it takes {cost_s:.0f} s and is expected to save {saving_s:.0f} s, since the job trained for "
         "{facts.gain_s:.0f} s before this failure, and a restart costs {facts.restart_s:.0f} s",
     ),
@@ -125,14 +125,9 @@ def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None
     return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
 
 
-def is_worth_it(facts: LadderFacts, policy: RecoveryPolicy, rung: Rung) -> bool:
-    """Return whether a rung is expected to save more time than it costs.
-
-    What returns at the same step or on the same machine is always worth it, and so is what is not known.
-    """
+def is_worth_it(facts: LadderFacts, rung: Rung) -> bool:
+    """Return whether a rung is expected to save more time than it costs; True: it is not known."""
     if rung not in COSTS or facts.gain_s is None or not facts.restart_s:
-        return True
-    if any(is_same_fault(attempt, facts.failure) for attempt in counting(facts, policy)):
         return True
     return _saving_s(facts) >= _cost_s(facts, rung)
 
@@ -142,7 +137,8 @@ def _cost_s(facts: LadderFacts, rung: Rung) -> float:
 
 
 def _saving_s(facts: LadderFacts) -> float:
-    return saving_s(likely(facts.owner, facts.fault), facts.gain_s or 0.0, facts.restart_s)
+    probability = updated(likely(facts.owner, facts.fault), facts.chance)
+    return saving_s(probability, facts.gain_s or 0.0, facts.restart_s)
 
 
 def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:

@@ -59,6 +59,8 @@ class LadderFacts:
     """How long the job trained since its last failure, seconds; None: not known."""
     restart_s: float = 0.0
     """The time that a restart of the job costs, seconds; 0: not known."""
+    chance: float = 1.0
+    """The probability that the failure is at the place of earlier ones only by chance."""
     measured_s: Mapping[Rung, float] = field(default_factory=dict)
     """Rung → how long it took the last time, seconds."""
     approved: frozenset[Rung] = field(default=frozenset())

@@ -6,7 +6,8 @@ fault returns often, if it is likely that they find it, or if it returns at the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import comb
 from types import MappingProxyType
 
 from everstep.decisions.blame.classify.rule import FaultClass
@@ -48,6 +49,32 @@ def trains_well(gain_s: float | None, restart_s: float) -> bool:
 def likely(owner: str, fault: str) -> float:
     """Return the probability that tests or a replay find a machine that causes a fault."""
     return LIKELY.get(owner, LIKELY.get(fault, USUALLY))
+
+
+SAME_STEP = 0.001
+"""The assumed probability that a failure is at an earlier failure's step by chance."""
+BY_CHANCE = 0.1
+"""Failures are at the same place for a reason if the probability of that by chance is not above this."""
+
+
+def chance_of(earlier: Sequence[tuple[str, int]], machine: str, step: int, machines: int) -> float:
+    """Return the probability that a failure is on the machines, and at the steps, of earlier ones only by chance.
+
+    Args:
+        earlier: The machine (empty: not known) and the step (-1: not known) of each earlier failure.
+        machine: The machine of the failure; empty: it is not known.
+        step: Its step; -1: it is not known.
+        machines: The number of machines of the job.
+    """
+    same_machine = sum(other == machine for other, _ in earlier) if machine else 0
+    same_step = sum(other == step for _, other in earlier) if step >= 0 else 0
+    by_machine = comb(len(earlier), same_machine) / machines**same_machine
+    return min(by_machine, 1.0) * SAME_STEP**same_step
+
+
+def updated(probability: float, chance: float) -> float:
+    """Return a probability that a machine is the cause, after failures at the same place (by Bayes' rule)."""
+    return probability / (probability + (1.0 - probability) * chance)
 
 
 def saving_s(probability: float, gain_s: float, restart_s: float) -> float:

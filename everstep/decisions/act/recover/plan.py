@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from everstep.decisions.act.ladder.next_rung import NextRung, next_rung
+from everstep.decisions.act.ladder.next_rung import NextRung, next_rung, within_window
 from everstep.decisions.act.ladder.paths import LadderFacts
-from everstep.decisions.act.ladder.worth import trains_well
-from everstep.decisions.act.progress import is_same_fault, position_of
+from everstep.decisions.act.ladder.worth import BY_CHANCE, chance_of, trains_well
+from everstep.decisions.act.progress import position_of
 from everstep.decisions.act.recover.doubt import Doubt, DoubtFacts, doubt_of
 from everstep.decisions.act.recover.incident_state import IncidentState
 from everstep.decisions.act.recover.rules import (
@@ -184,6 +184,7 @@ def climb(state: IncidentState, service: str = "") -> NextRung:
         diagnose_at_once=policy.diagnose.at_once,
         service=service,
         gain_s=_gain_s(state),
+        chance=_chance(state),
         restart_s=state.first_step_s,
         measured_s={tried.rung: tried.seconds for tried in attempts if tried.seconds},
         approved=frozenset(state.ladder.approved),
@@ -192,13 +193,17 @@ def climb(state: IncidentState, service: str = "") -> NextRung:
 
 
 def _trains_well(state: IncidentState) -> bool:
-    """Return whether the job trains well in spite of its failures, each of which is at another step and machine."""
+    """Return whether the job trains well in spite of its failures, which are not at one place for a reason."""
+    return _chance(state) > BY_CHANCE and trains_well(_gain_s(state), state.first_step_s)
+
+
+def _chance(state: IncidentState) -> float:
+    """Return the probability that the failure is at the place of earlier ones only by chance."""
     failure = state.failures[-1]
-    returns = any(
-        is_same_fault(earlier, failure) or earlier.step == failure.step or earlier.machine == failure.machine != ""
-        for earlier in state.history
-    )
-    return not returns and trains_well(_gain_s(state), state.first_step_s)
+    attempts = within_window(state.ladder.remembered, failure, state.spec.policy)
+    places = {tried.generation: (tried.machine, tried.step) for tried in attempts if tried.symptom == failure.symptom}
+    places |= {earlier.generation: (earlier.machine, earlier.step) for earlier in state.history}
+    return chance_of(list(places.values()), failure.machine, failure.step, len(state.machines))
 
 
 def _gain_s(state: IncidentState) -> float | None:
