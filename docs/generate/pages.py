@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import machines, programs, rules, settings
+from docs.generate import cases, machines, programs, rules, settings
 from docs.generate.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
@@ -21,6 +21,7 @@ PAGES: dict[str, tuple[str, Callable[[], str], str]] = {
         "when it is launched again, and when it is parked",
     ),
     "ladder.md": ("Paths of the ladder", rules.ladder, "what is tried for each kind of failure, in which order"),
+    "cases.md": ("Cases", cases.courses, "what is done about faults, case by case"),
     "fault-classes.md": ("Fault classes", rules.fault_classes, "what logs and exit codes say, and who is the owner"),
     "inspections.md": ("Inspections", machines.inspections, "what an agent detects on its machine"),
     "inspection-settings.md": ("Inspection settings", machines.inspection_settings, "periods and thresholds"),
