@@ -118,7 +118,7 @@ class Episodes:
         try:
             seen = await self._seen(contexts[0], step, self._rescued(contexts), gate, hung=hung, lost=struck.gone)
             await self.both.observe(seen, struck)
-            seen.unreported = await self._untold(contexts, seen.incidents)
+            seen.unreported = await self._unreported(contexts, seen.incidents)
         except (EverstepError, RPCError, OSError) as error:
             result.violations.append(f"the job can be observed: {error}")
             return
@@ -129,7 +129,7 @@ class Episodes:
         result.steps_lost = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
         result.recovered_s = recovered_s(contexts, seen.incidents)
 
-    async def _untold(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
+    async def _unreported(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
         """Parts that did not come back; for a single fault also reports that the judge of drills would miss."""
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
