@@ -1,7 +1,7 @@
 """Measures how fast agents exchange slots over the loopback interface, and the CPU time of both ends.
 
-The agents' own code runs in this process and in another one, from ``/dev/shm`` to ``/dev/shm`` and with verification.
-It is compared with a plain copy in memory and with a bare socket.
+The agents' own code runs in this process and in another process. It transfers slots from ``/dev/shm`` to ``/dev/shm``
+and verifies them. The peers are a plain copy in memory and a bare socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from everstep.slots.reader import SlotReader
 AIM_GB_S = 1.0
 JOB = "bench"
 WARM = 2
-"""Transfers that are not counted, so that both slots of a backup have memory."""
+"""Number of first transfers that are not counted: after them both slots of a backup have memory."""
 CHUNK = 4_000_000
 """Size of a piece of a backup, bytes: the default of ``backup_chunk_mb``."""
 MEMCPY, SOCKET, BACKUP, FETCH, FETCH_NEW = (

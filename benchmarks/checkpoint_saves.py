@@ -91,7 +91,7 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The samples of all ranks that saved in one side's turn."""
+    """The samples of one side's turn, from all ranks that saved."""
 
     first: list[Sample]
     steady: list[Sample]
@@ -117,7 +117,7 @@ def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
 
 
 def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
-    """Let the sides take turns, in another order in each round.
+    """Let the sides take turns, in reverse order in every second round; return the samples for each size.
 
     Args:
         sizes: Sizes of a rank's state, MB.
@@ -155,7 +155,7 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
 
 
 def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
-    """Number of matrix products that keep each rank busy for a second while all ranks compute."""
+    """Measure how many matrix products keep each rank busy for a second while all ranks compute."""
     with scratch() as folder:
         settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, ranks, device) for rank in range(ranks)]
         found = _run(settings, Path(sys.executable), {})

@@ -64,7 +64,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Everstep's value over the peer's."""
+        """Everstep's value divided by the peer's."""
         return None if self.ours is None or not self.peer else self.ours / self.peer
 
     @property
@@ -98,7 +98,7 @@ def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], 
 
 
 def environment() -> dict[str, Any]:
-    """The environment of a benchmark's run, which belongs to every figure."""
+    """Return the environment of a benchmark's run, which is shown with every figure."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -131,7 +131,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
 
 
 def finish(failures: Sequence[str]) -> None:
-    """End a benchmark: with exit code 1 and a list of failures if a side did not run each time.
+    """If a side did not run each time, print the failures and exit with code 1; else only flush the output.
 
     Args:
         failures: The sides that failed, with the reasons.

@@ -1,14 +1,14 @@
 """Measures the time from the loss of machines to the next step of all ranks, on other machines.
 
-Four sides take turns: everstep with the number of standbys of ByteRobust's rule (standbys); everstep with a standby for
-each lost machine (unlimited); torchrun that starts the complete job again (requeue); and torchrun that replaces only
-the lost machines (reschedule). Both of torchrun's sides are favoured: the loss is known at once, new machines are
+Four sides take turns: everstep with as many standbys as ByteRobust's rule requires (standbys); everstep with a standby
+for each lost machine (unlimited); torchrun that starts the complete job again (requeue); and torchrun that replaces
+only the lost machines (reschedule). Both of torchrun's sides are favoured: the loss is known at once, new machines are
 ready, and no checkpoint is read. everstep has to detect the loss, and restores the previous step.
 
 The job has 6 machines with one rank each. 1, 2 or 3 machines are lost at once, and no two of them have each other's
-backups. The weighted time is that of ByteRobust's figure 12: the mean over 1 to P99 evictions by the binomial
-distribution for 128 machines, and with a weight of 1 % a loss of more machines than there are standbys. Here that is
-the loss of 3 machines, for which everstep has to provision one.
+backups. The weighted time is that of ByteRobust's figure 12. With a weight of 99 %, it has the mean over 1 to P99
+evictions by the binomial distribution for 128 machines. With a weight of 1 %, it has a loss of more machines than there
+are standbys. Here that is the loss of 3 machines, for which everstep has to provision one machine.
 
     python -P benchmarks/replacement.py
     python -P benchmarks/replacement.py --rounds 1 --json
@@ -33,7 +33,8 @@ from everstep.errors import EverstepError
 
 MACHINES = 6
 LOST = (1, 3, 5)
-"""Numbers of the lost machines: the first, the first two, or all. Their backups are on other machines."""
+"""Numbers of the machines that are lost: the first of these, the first two, or all three. Their backups are on other
+machines."""
 STANDBYS = 2
 AT_STEP = 20
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 async def measure(rounds: int, sides: Sequence[str]) -> Measured:
-    """Measure all sides in turn, in another order in each round."""
+    """Measure all sides in turn, in reverse order in every second round."""
     measured = Measured()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Ways to save the state after every step, with one interface, which ``benchmarks/checkpoint.py`` compares.
+"""Ways to save the state after every step; they have one interface, and ``benchmarks/checkpoint.py`` compares them.
 
 Each is configured to be as fast as possible, and saves into memory, so that none waits for a disk.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 DLROVER_RUN = "TORCHELASTIC_RUN_ID"
-"""Environment variable with the name that DLRover gives its shared memory and its sockets."""
+"""The environment variable from which DLRover takes the names of its shared memory and its sockets."""
 
 
 class Saver:
@@ -88,7 +88,7 @@ class BlockingCopy(Saver):
 
 
 class Dcp(Saver):
-    """torch's ``dcp.async_save`` with a gloo group of its own, to two folders in ``/dev/shm`` in turn."""
+    """torch's ``dcp.async_save`` with a gloo group of its own; two folders in ``/dev/shm`` take the saves in turn."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -100,8 +100,8 @@ class Dcp(Saver):
         self._staged: Future[Any] | None = None
 
     def save(self, completed_steps: int) -> None:
-        """Stage the state after an earlier save has ended, since a stager has room for one; a thread writes the
-        files."""
+        """Wait until an earlier save has ended, since a stager has room for one save; then stage the state. A thread
+        writes the files."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 

@@ -2,9 +2,9 @@
 
     torchrun … benchmarks/peers/step_log.py FOLDER SCRIPT ARGS…
 
-Each rank appends lines to ``FOLDER/<rank>-<restart>``: an event (``started``, ``imported`` or ``step``) and its time by
-the wall clock, nanoseconds. The faults of the plan in EVERSTEP_FAULTS strike at the same point as under everstep,
-between backward and the optimizer's step.
+Each rank appends lines to ``FOLDER/<rank>-<attempt>``. A line has an event (``started``, ``imported`` or ``step``) and
+its time by the wall clock, nanoseconds. The faults of the plan in EVERSTEP_FAULTS strike at the same point as under
+everstep, between backward and the optimizer's step.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ LIMIT_S = 180.0
 """A peer that does not reach an event within this time counts as failed, seconds."""
 POLL_S = 0.05
 INTERRUPTED = threading.Event()
-"""Set when the benchmark is interrupted: a thread waits for peers, and Ctrl-C does not reach it."""
+"""Set when the benchmark is interrupted: a thread waits for peers, and Ctrl-C does not reach that thread."""
 
 
 class PeerFailed(EverstepError):
@@ -99,7 +99,8 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], event: str, fo
 
 @contextmanager
 def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> Iterator[Callable[[], bool]]:
-    """Run a process while the block runs, and then end it with all its children; yields whether it lives."""
+    """Run a process while the block runs, and then end it with all its children; yield a function that says whether it
+    lives."""
     process = start_peer(command, folder, env)
     try:
         yield lambda: process.poll() is None
