@@ -1,4 +1,4 @@
-"""Runs a drill: starts the job, injects the fault, gathers the facts, and has them judged."""
+"""Runs a drill: starts the job, injects the fault, gathers the facts, and lets the judge make the result."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Drill:
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:
-        """Run the job to its end, inject the fault, and watch for two copies of a rank."""
+        """Run the job to its end, inject the fault, and watch for two processes of one rank."""
         facts = DrillFacts(seen=context.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
@@ -266,7 +266,7 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
 
 
 def _with_run_folder(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job with its run's folder in place of ``{run}`` in its arguments; the folder is made."""
+    """Make the run's folder, and return the job with this folder in place of ``{run}`` in its arguments."""
     folder.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"args": [argument.replace("{run}", str(folder)) for argument in spec.args]})
 
@@ -274,7 +274,7 @@ def _with_run_folder(spec: JobSpec, folder: Path) -> JobSpec:
 def without_fault(spec: JobSpec) -> JobSpec:
     """The job with the same losses, but without the fault, and with default policies and no delays in its steps.
 
-    Drills that differ only in these have one such job in common.
+    Drills that differ only in these share one job without a fault.
     """
     args = list(spec.args)
     for option, values in ((PACE, 1), (UNEVEN, 3)):

@@ -90,7 +90,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
 
 
 def _faults(request: DrillRequest) -> list[Fault]:
-    """The drill's fault, and the fault that opens the incident if that is another one."""
+    """The drill's fault, and the fault that opens the incident, if it is a different one."""
     return [fault_of(request), *([] if request.fault is request.opening else [opening_of(request)])]
 
 
@@ -240,7 +240,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         f"{report.lost_steps} steps were lost, and at most {most} may be"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if not request.opening.shows_not_finite  # its own check compares the step from which it resumed
+        if not request.opening.shows_not_finite  # the fault's own check compares the step
     ]
     # At each failure, a step may have been reported and not completed.
     failures = sum(max(len(report.failures), 1) for report in reports)

@@ -39,7 +39,7 @@ class DrillCluster:
 
     Args:
         machines: Number of machines for jobs.
-        standbys: Number of further machines.
+        standbys: Number of machines that are kept for replacement.
         workers: Number of worker processes.
         keep: Whether the cluster stays up at the end.
         say: Shows lines of progress.
@@ -94,7 +94,7 @@ class DrillCluster:
             await self._down()
 
     def choose_home(self) -> tuple[Path, str]:
-        """Make the everstep home of the cluster; returns its folder and the name of the cluster."""
+        """Make the folder for ``EVERSTEP_HOME``; return the folder and the name of the cluster."""
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
 
     def bring_up(self) -> ClusterFile:

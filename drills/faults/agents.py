@@ -57,8 +57,8 @@ HANG_S = (1.0, 2.0, 4.0)
 """Durations of an agent's hang that a soak draws, seconds: the job makes some steps meanwhile, and soon reaches the
 step at which the soak checks it."""
 SLOW_MB_S = 4.0
-"""Limit of the rate of backups, MB/s, so that one is always under way: a rank of the example has a state of 1.1 MB and
-steps of 0.2 s."""
+"""Limit of the rate of backups, MB/s. It is so low that a backup is always under way: a rank of the example has a state
+of 1.1 MB and steps of 0.2 s."""
 
 
 class KillAgent(OnMachine, Fault):
@@ -362,7 +362,7 @@ class KillPeer(OnMachine, Fault):
         """Kill the agent while it receives a backup."""
         index, step = context.machines.index(context.target), context.request.at_step
         before = context.agent(context.target)
-        # From the files, since an agent's report would arrive only after the backup.
+        # Read the files: an agent's report would arrive only after the backup.
         await context.until(lambda: context.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
         def backup_under_way() -> bool:

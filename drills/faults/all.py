@@ -101,7 +101,7 @@ def drill_request(fault: str, **options: Any) -> DrillRequest:
     Args:
         fault: Name of the fault.
         options: Options of the fault and of the job. If the fault strikes the control plane, ``during`` names another
-            fault, which opens the incident, and options that the first fault does not have go to that one.
+            fault, which opens the incident. Options that only that other fault has are given to it.
 
     Raises:
         ConfigError: there is no such fault or option, or a value is wrong.

@@ -97,7 +97,7 @@ class LinkDown(OnMachine, ForSeconds, Away):
 
 
 class CutOff(OnMachine, ForSeconds, Away):
-    """The control host and a machine do not reach each other; the other machines still reach it."""
+    """The control host and a machine do not reach each other; the other machines still reach that machine."""
 
     name = "cut-off"
     summary = "a machine and the control host do not reach each other; other machines reach it"
@@ -223,7 +223,7 @@ class KillPostgres(PartDown):
         """Wait until all ranks have completed steps that none had completed before the fault.
 
         Raises:
-            ClusterError: they have not within the time limit.
+            ClusterError: the ranks have not completed them within the time limit.
         """
         wanted, limit_s = context.request.at_step + STEPS_AGAIN, self.seconds + RECOVERED_LIMIT_S
         try:

@@ -37,7 +37,7 @@ class Needs(NamedTuple):
 
     kinds: tuple[type[FaultOptions], ...]
     example: str
-    """Name of one of them, for the error."""
+    """Name of one of these faults, for an error message."""
     why: str
     """Why the incidents of other faults do not have the stage."""
 

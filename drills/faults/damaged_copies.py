@@ -91,7 +91,8 @@ class FlipBit(DamagedCopy):
         return Loss(tuple(sorted(holders)))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Of a copy in own memory, the checksum is computed as late as for a large state: after the step was chosen."""
+        """The settings that the copy needs. A copy in own memory is verified as late as a large one: after the
+        choice."""
         wanted = {"file": settings.disk_settings(disk), "buffer": {"verify_at_stop_mb": 0.0}, "backup": {}}
         return wanted[self.where]
 

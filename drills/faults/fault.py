@@ -67,7 +67,7 @@ def opening_of(drill: DrillRequest) -> Fault:
 
 
 async def inject(context: DrillContext) -> None:
-    """Inject a drill's fault and, if it has one, the strike after it; then let ranks that wait continue.
+    """Inject a drill's fault, and a strike that follows the end of that fault; then let waiting ranks continue.
 
     Raises as :meth:`Fault.strike` does.
     """

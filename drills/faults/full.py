@@ -32,7 +32,7 @@ from everstep.model.job import JobSpec
 from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
-"""Size of a file system at the beginning, bytes; it uses only the memory of its files."""
+"""Size of a file system at the beginning, bytes; the file system uses memory only for its files."""
 REPORTS = 300_000
 """Size of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and a margin."""
 GENERATIONS = 3
@@ -179,7 +179,7 @@ class DiskFull(FullFileSystem):
             )
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines with copies of the machine's ranks in memory."""
+        """The machines that have copies of the struck machine's ranks in memory."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(tuple(sorted({holder for rank in ranks for holder in with_peer(spec, rank)})), disks=False)
 

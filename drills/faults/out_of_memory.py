@@ -48,7 +48,7 @@ class OutOfMemory(OnRanks, RankFault):
 
 @contextmanager
 def small_group() -> Iterator[None]:
-    """A control group with little memory, which exists while the block runs.
+    """Make a control group with little memory, which exists while the block runs.
 
     Raises:
         CannotInject: the group cannot be made.

@@ -77,7 +77,7 @@ class SlowFault(Fault):
             context.seen.absence = Absence(began_ns, time.time_ns())
 
     def wrong_conclusion(self, conclusion: object, machines: Sequence[str], spec: JobSpec) -> str:
-        """Why a conclusion of the vote and its machines are wrong; by default no machine may be named."""
+        """Why the vote's conclusion is wrong; empty: it is right. By default no machine may be named."""
         return "a machine was named, and none is slow" if conclusion == SlowConclusion.MACHINE or machines else ""
 
     def problems(

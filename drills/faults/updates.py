@@ -40,7 +40,7 @@ from everstep.model.version import JobVersion, VersionStatus
 from everstep.rank import drill_faults as faults
 
 PARKED, AGAIN = "parked", "update"
-"""States of a job in which an update may be requested, besides faults: parked, or during another update."""
+"""Two states of a job, other than faults, in which an update may be requested: it is parked, or it is being updated."""
 WHILE = {
     "kill-rank": "the job recovers from the loss of a rank",
     PARKED: "the job is parked",
@@ -120,7 +120,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return ""
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a lazy update that nothing applies, or two things apply."""
+        """Refuse a lazy update that nothing would apply, or that both a fault and a window would apply."""
         super().refuse(drill, spec)
         if self.lazy != bool(self.then or self.window) or (self.then and self.window):
             raise ConfigError(
@@ -154,7 +154,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return self.gone
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss in whose recovery the update is applied or requested; ranks are killed with their fork server."""
+        """The loss in whose recovery the update is applied or requested; ranks are killed along with a fork server."""
         if self.then == "kill-machine":
             return Loss((self.machine_index(spec),))
         kills = self.requested_during == "kill-rank" or self.then in ("kill-rank", "kill-forkserver")
@@ -191,7 +191,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
     # Injection.
 
     async def strike(self, context: DrillContext) -> None:
-        """Request the update, and wait until it is applied; the job must not end before."""
+        """Request the update, and wait until it is applied; the job must not end first."""
         if self.requested_during == PARKED:
             await _until(context, lambda state: state.status == "parked", "the job was not parked")
         else:
@@ -387,7 +387,8 @@ class BadVersion(UpdateFault):
 
     @property
     def expected(self) -> ExpectedUpdate:
-        """The version is refused at its import, or else rolled back: before its first step by the same incident."""
+        """The version is refused at its import, or rolled back: if it fails before its first step, by the same
+        incident."""
         running = VersionStatus.RUNNING
         if self.at_start:
             return ExpectedUpdate(0, 1, "", (running, VersionStatus.REFUSED))

@@ -6,10 +6,10 @@ three kinds:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
     SIGKILL of this worker, or of the process ``pid``, in the activity of a stage of an incident, or of a stage in which
-    the job prepares an update before it opens an incident. It dies when the activity ``begin``s, in its ``middle`` (its
-    work is under way) or at its ``end`` (its work is done, but its result is not reported yet). A ``version`` selects
-    the launch of that version of the code. The stage ``report`` is before the incident: the worker has seen a fault and
-    reports it to the job.
+    the job prepares an update before it opens an incident. The process dies when the activity ``begin``s, in the
+    activity's ``middle`` (the work is under way) or at its ``end`` (the work is done, but the result is not reported
+    yet). A ``version`` selects the launch of that version of the code. The stage ``report`` is before the incident: the
+    worker has seen a fault and reports it to the job.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     No fault: the activity waits until the file ``until`` exists, so that another fault can strike in that stage.
@@ -70,7 +70,7 @@ from everstep.rank import environment
 Fault = dict[str, Any]
 
 MIDDLE_S = 0.02
-"""An activity is in its middle after this time, seconds; a shorter one is in its middle at the end of its work."""
+"""An activity is in its middle after this time, seconds; a shorter activity is in its middle at the end of its work."""
 POLL_S = 0.004
 """Time between two queries whether a workflow task is under way, seconds."""
 REST_S = 1.0
@@ -147,7 +147,7 @@ class _Activity(ActivityInboundInterceptor):
         return result
 
     async def _report(self, result: Any) -> None:
-        """Have the worker killed when its result is reported, if that causes the event."""
+        """Have the worker killed when its result is reported, if that report causes the event."""
         info = activity.info()
         assert info.workflow_id is not None
         for plan, fault in _pending("at_event"):
@@ -306,6 +306,6 @@ async def _hold(plan: Path, fault: Fault, place: str) -> None:
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:
-    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does."""
+    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does this."""
     if faults.claim(plan, fault, **details):
         os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)

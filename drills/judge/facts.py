@@ -80,7 +80,7 @@ class DrillFacts:
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """Machines that had ranks of several jobs at the same time, each with these jobs."""
     samples: int = 0
-    """Number of samples of the processes, which show two copies of a rank."""
+    """Number of samples of the processes, which were taken to find two processes of one rank."""
     blind_s: float = 0.0
     """Longest time without a sample, seconds."""
     leaked: list[str] = field(default_factory=list)
@@ -137,7 +137,7 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
 
 
 async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
-    """The texts of an incident, from its report, and with its full conclusions from the ledger."""
+    """Return the texts of an incident: those of its report, and its full conclusions from the ledger."""
     found = [incident.report.headline, *incident.report.stages] if incident.report else []
     found += [answer.why for answer in incident.report.asked] if incident.report else []
     if ledger := await cluster.control.ledger():
@@ -174,7 +174,7 @@ def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) ->
 async def recorded_on(
     cluster: DrillCluster, spec: JobSpec, first_machines: Sequence[Machine], emptied: Collection[str]
 ) -> list[Machine]:
-    """The machines with records of a job: its last machines, and those of its first ones that were not emptied."""
+    """Return the machines with records of a job: its last machines, and its first machines that were not emptied."""
     last = {machine.name: machine for machine in (await cluster.control.state(spec.name)).machines}
     return [*last.values(), *(m for m in first_machines if m.name not in last and m.name not in emptied)]
 
@@ -224,7 +224,7 @@ async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[Inci
 async def records(
     cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], rescued: Records | None = None
 ) -> tuple[Records, int]:
-    """The step records of a job, and how often a rank existed twice according to the ranks' logs.
+    """Return the step records of a job, and how often a rank had two processes according to the ranks' logs.
 
     Args:
         cluster: The cluster.

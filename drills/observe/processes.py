@@ -1,4 +1,4 @@
-"""Observes a cluster's processes from outside: checks for two copies of a rank, and for processes that a job left."""
+"""Observes a cluster's processes from outside: finds two processes of one rank, and processes that a job left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")
 
 
 def rank_of(process: ProcessInfo) -> int | None:
-    """The number of the rank that a process is; None: it is no rank. Children of ranks are none."""
+    """Return the number of the rank that a process is; None: it is no rank. A child of a rank is no rank."""
     match = _RANK.fullmatch(process.name)
     return int(match[1]) if match and process.pid == process.session else None
 
@@ -99,7 +99,7 @@ class Tree:
 
 
 class CopyWatch(threading.Thread):
-    """A thread that checks for two live copies of a rank, and for machines with ranks of two jobs."""
+    """A thread that finds two live processes of one rank, and machines with ranks of two jobs."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(name="copy watch", daemon=True)
@@ -161,7 +161,8 @@ class CopyWatch(threading.Thread):
 
     @staticmethod
     def _still_alive(processes: list[ProcessInfo]) -> list[ProcessInfo]:
-        """Those of several processes that are still alive after the sample, which takes milliseconds."""
+        """Return the processes that are still alive after the sample, which takes milliseconds; one alone is not
+        checked."""
         return [p for p in processes if is_alive(p.pid, p.start)] if len(processes) > 1 else processes
 
     def stop(self) -> None:

@@ -45,8 +45,8 @@ WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
 
 Meets = Literal["nothing", "opening", "beside", "away", "stage"]
 """How a fault meets others in a soak. ``nothing``: not at all; ``opening``: it opens an incident in which another fault
-strikes; ``beside``: it strikes at the same time as another; ``away``: a rank or a machine is lost while a part is away;
-``stage``: it strikes in a stage of the incident that another fault opens."""
+strikes; ``beside``: it strikes at the same time as another; ``away``: it takes a part away, and a rank or a machine is
+lost meanwhile; ``stage``: it strikes in a stage of the incident that another fault opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ExpectedFinding:
     owner: Owner
     verdict: Health = Health.FAULTY
     sure: bool = False
-    """Whether it names the machine for sure: then the machine leaves the job if there is a replacement."""
+    """Whether the finding names the machine for sure: then the machine leaves the job if there is a replacement."""
 
     @property
     def opens_incident(self) -> bool:
@@ -82,13 +82,14 @@ class FaultOptions(BaseModel):
     not_soaked: ClassVar[str] = ""
     """Why no soak draws it; empty: soaks do."""
     own_job: ClassVar[bool] = False
-    """Whether a soak runs it in a separate job, since it needs one: with small file systems or control groups from the
-    beginning, with a device that must be healthy again before the next fault, or with a drill's settings of tests."""
+    """Whether a soak runs the fault in a separate job. There are three reasons: the job needs small file systems or
+    control groups from its beginning; a device must be healthy again before the next fault; or the job needs a drill's
+    settings of tests."""
     meets: ClassVar[Meets] = "nothing"
     seldom: ClassVar[bool] = False
     """Whether a soak draws it only half as often, since it meets other faults in the same way as a stopped rank."""
     least_machines: ClassVar[int] = 1
-    """Number of machines that a soak's job needs for it, so that the machine at fault can be told apart."""
+    """Number of machines that a soak's job needs for it, so that the machine at fault can be distinguished."""
     alike: ClassVar[bool] = False
     """Whether a soak's job for it has one rank on each machine, all with the same work, so that each step needs all
     links between machines."""
@@ -119,7 +120,7 @@ class FaultOptions(BaseModel):
     is_update: ClassVar[bool] = False
     """Whether it is an update of the job's code."""
     is_slowed: ClassVar[bool] = False
-    """Whether the job's steps take longer, so that a vote has to find the slow machine, or that there is none."""
+    """Whether the job's steps take longer: a vote then has to name the slow machine, or conclude that none is slow."""
     hangs: ClassVar[bool] = False
     """Whether a rank hangs; its machine then leaves the job if there is a replacement."""
     may_hang: ClassVar[bool] = False
@@ -133,7 +134,7 @@ class FaultOptions(BaseModel):
     holds_up_backups: ClassVar[bool] = False
     """Whether a part that backups need is away."""
     unreachable: ClassVar[bool] = False
-    """Whether nothing can end the ranks of its machine, which then wait for peers that are gone."""
+    """Whether nothing can end the ranks of the struck machine; they then wait for peers that are gone."""
     fixed_finding: ClassVar[ExpectedFinding | None] = None
     """The expected finding, if it does not depend on options."""
     steps_done_anew: ClassVar[bool] = False
@@ -263,7 +264,7 @@ class FaultOptions(BaseModel):
 
     @property
     def steps_needed(self) -> int:
-        """Number of steps after the fault without which the result would prove nothing."""
+        """The least number of steps after the fault; with fewer, the result would prove nothing."""
         return 0
 
     @property
@@ -299,7 +300,7 @@ class FaultOptions(BaseModel):
 
     @property
     def is_silent(self) -> bool:
-        """Whether an agent reports nothing while its ranks step; the job must not wait for the drill then."""
+        """Whether an agent reports nothing while its ranks step; in this case the job must not wait for the drill."""
         return False
 
     @property
@@ -345,7 +346,7 @@ class FaultOptions(BaseModel):
         return []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """Machines that may leave the job, and may stay."""
+        """Machines that may leave the job, but need not."""
         return set()
 
     @property
@@ -383,7 +384,7 @@ class FaultOptions(BaseModel):
         return STAGES
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job that has the same losses without a fault."""
+        """The job without a fault whose losses this job must have."""
         return spec
 
 
@@ -468,7 +469,7 @@ def refuse_without_backups(fault: FaultOptions, spec: JobSpec) -> None:
     """Refuse a fault of backups if the struck rank has no backup.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the rank has none.
     """
     if placement_of(spec).peers[fault.struck_ranks(spec)[0]] is None:
         raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines and backup = true")
@@ -478,7 +479,7 @@ def refuse_without_disk(fault: FaultOptions, drill: JobOptions, spec: JobSpec) -
     """Refuse a fault of checkpoints on disk if the job has fewer than two of them when the fault strikes.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: the job has fewer.
     """
     policy = spec.checkpoint
     if not (policy.disk and policy.disk_every_steps):

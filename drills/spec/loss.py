@@ -31,7 +31,7 @@ class Promise:
     """The most steps that a strike may cost, with the reason."""
 
     steps: int | None
-    """The most steps; None: only the checkpoints on disk decide it."""
+    """The most steps; None: the number depends only on the checkpoints on disk."""
     reason: str
     begins_again: bool = False
     """Whether the job starts again, since no step is left that every rank can restore."""

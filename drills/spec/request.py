@@ -54,7 +54,7 @@ class DrillRequest(JobOptions):
 
     @property
     def waits_at_hold(self) -> bool:
-        """Whether the job waits at a later step until the injector is done, so that it does not end before."""
+        """Whether the job waits at a later step until the injector is done, so that the job does not end first."""
         return (self.absorbed and not self.opening.is_silent) or self.replaces or self.opening.is_update
 
     @property
