@@ -1,7 +1,7 @@
 """An ordinary DDP script that knows nothing of everstep.
 
-It reads torchrun's environment, writes a checkpoint every few steps and goes on
-from the newest one. everstep restarts it after a crash all the same:
+It reads torchrun's environment, writes a checkpoint every few steps, and continues from the newest one. everstep can
+restart it after a crash nevertheless:
 
     torchrun --nproc-per-node 2 examples/ddp_plain.py --out /tmp/plain
     everstep run --machines 2 --ranks-per-machine 1 -- examples/ddp_plain.py --out /tmp/plain
@@ -57,7 +57,7 @@ def batch(text: Tensor, args: argparse.Namespace, step: int, rank: int) -> tuple
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint; a crash meanwhile leaves the one before."""
+    """Write a checkpoint; after a crash meanwhile, the previous one still exists."""
     temporary = path.with_suffix(".new")
     torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, temporary)
     temporary.rename(path)

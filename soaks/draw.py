@@ -18,7 +18,7 @@ from everstep.model.topology import Topology
 from soaks.plan import Episode, How, Sizes, SoakPlan
 
 DRAWS = 100
-"""Two faults that strike the same target in this many draws cannot strike different targets."""
+"""If two faults strike the same target in all of this many draws, they cannot strike different targets."""
 MEET_AWAY = ("kill-rank", "kill-machine")
 """Faults that strike while a part is away."""
 OFTEN = 8
@@ -135,7 +135,8 @@ def _leaving(faults: Sequence[Fault], topology: Topology) -> set[int]:
 
 
 def _stages(first: Fault, second: Fault) -> Sequence[str]:
-    """Stages of the first fault's incident in which the second can strike. Only in the last one do ranks run."""
+    """The stages of the first fault's incident in which the second fault can strike. Ranks run only in the last
+    stage."""
     if second.by_ranks:
         return ("confirm",)
     if second.is_control:

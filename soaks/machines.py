@@ -1,4 +1,4 @@
-"""Compares what the pool, the jobs and the agents say about which job has which machine."""
+"""Asks the pool, the jobs and the agents which job has which machine, and compares their answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MachinesSeen:
     listed: list[str] = field(default_factory=list)
     """All machines of the cluster."""
     pool: dict[str, str] = field(default_factory=dict)
-    """Machine → the job that has it, or its slot in the pool, such as ``standby``."""
+    """Machine → the job that has it, or its place in the pool, such as ``standby``."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
     """Job → its machines, according to the job's workflow."""
     ranks: dict[str, list[str]] = field(default_factory=dict)

@@ -72,7 +72,7 @@ class GateObservations:
     backed_up: int = 0
     """The newest step of which every rank with a peer has a backup."""
     missing_copies: str = ""
-    """The copies of that step that are missing, in words; empty: none."""
+    """The copies of the gate's step that are missing, in words; empty: none."""
     disk_folders: int = 0
     """Number of checkpoints on disk."""
     mounts: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class GateObservations:
     generation: int = 0
     """The newest generation in which a rank reported a step."""
     redone: int | None = None
-    """The most reports of a rank since the last gate that repeat a step; None: there are no reports."""
+    """The largest number of a rank's reports since the last gate that repeat a step; None: there are no reports."""
     unreported: list[str] = field(default_factory=list)
     """Parts that did not come back, and problems of copies that were not reported."""
     versions: list[JobVersion] = field(default_factory=list)
@@ -99,7 +99,7 @@ class GateObservations:
     comparison: Comparison | None = None
     """Comparison of the losses since the last gate with those of a run without faults; None: not known."""
     copies: int = 0
-    """Number of ranks that had two copies since the last gate."""
+    """Number of ranks that had two processes at once since the last gate."""
     blind_s: float = 0.0
     """Longest time since the last gate without a sample of the processes, seconds."""
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -214,7 +214,7 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
     for process in tree.processes():
         if not is_alive(process.pid, process.start):
             continue
-        server = named.get(process.parent) == LEDGER  # it forks a process for each connection
+        server = named.get(process.parent) == LEDGER  # this server forks a process for each connection
         name = "of the ledger" if server else named.get(process.pid) or _kind(process.pid, process.name)
         found.append(
             ClusterProcess(process.pid, name, procfs.anonymous_bytes(process.pid) / 2**20, descriptors(process.pid))

@@ -116,7 +116,7 @@ class Journal:
         rows = [json.loads(line) for line in complete.splitlines()]
         parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
         episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
-        return list(episodes.values()), parts  # of an episode that was run twice, the later line counts
+        return list(episodes.values()), parts  # if an episode ran twice, the later line counts
 
     def add(self, part: EpisodeResult | PartResult) -> None:
         """Add a finished episode, or the end of a part."""

@@ -4,8 +4,8 @@ A cluster with a single worker runs one short job for each event n, so that each
 except Temporal. The job meets a fault: a rank is killed, a machine is lost for good or computes wrongly, or the code is
 updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
 (``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
-the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two copies, nothing
-left behind.
+the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two processes,
+nothing left behind.
 
 The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
 run. Temporal writes several events in one transaction, and no worker can die between them
@@ -78,8 +78,9 @@ class SweepRow(BaseModel):
     closes: bool = False
     """Whether ``newest`` is the last event of the history."""
     in_time: bool = False
-    """Whether the event is one from ``since`` to ``newest``, or the start of an activity, which is written together
-    with its end, and the worker was killed before that end was reported."""
+    """Whether the kill was in time. This is so if the event is one from ``since`` to ``newest``. It is also so if the
+    event is the start of an activity, and the worker was killed before the activity's end was reported: both are
+    written together."""
     decision: str = ""
     outcome: str = ""
     recovered_s: float | None = None
@@ -223,7 +224,8 @@ async def history(cluster: DrillCluster, workflow_id: str) -> list[HistoryEvent]
 
 
 def written_by(events: list[HistoryEvent], time_ns: int) -> int:
-    """Number of the newest event that was written at a time, without starts of activities, which are written later."""
+    """The newest event that was written by this time. Starts of activities do not count, since they are written
+    later."""
     started = EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED
     before = (e.event_id for e in events if e.event_type != started and e.event_time.ToNanoseconds() <= time_ns)
     return max(before, default=0)
