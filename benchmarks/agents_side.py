@@ -89,7 +89,7 @@ class Agents:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cpu_s(self) -> list[float]:
-        """CPU seconds of each agent, without its children."""
+        """Return the CPU seconds of each agent, without its children."""
         import psutil
 
         return [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self._processes]

@@ -44,7 +44,7 @@ MOST_OF_TORCH = 1_024
 
 
 def topology_of(ranks: int) -> Topology:
-    """A topology with 8 ranks (tp 8) on each machine, and pipelines of 8 stages."""
+    """Return a topology with 8 ranks (tp 8) on each machine, and pipelines of 8 stages."""
     return Topology.of(ranks // PER_MACHINE, PER_MACHINE, tp=TP, pp=PP)
 
 
@@ -143,7 +143,7 @@ def trie(topology: Topology) -> tuple[float, int]:
 
 
 def measured(side: str, ranks: int) -> tuple[float, float, float]:
-    """Return CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
+    """Return the CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
     say(f"{side}, {ranks} ranks")
     command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", side, str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

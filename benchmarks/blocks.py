@@ -19,7 +19,7 @@ Blocks = Sequence[Sequence[float]]
 
 
 def fastest(blocks: Blocks) -> float:
-    """The 10th percentile of the steps, seconds.
+    """Return the 10th percentile of the steps, seconds.
 
     The fastest steps show a cost that every step has, without the noise of other programs. A cost that only some steps
     have shows in the mean.
@@ -28,12 +28,12 @@ def fastest(blocks: Blocks) -> float:
 
 
 def median(blocks: Blocks) -> float:
-    """The median of the steps, seconds."""
+    """Return the median of the steps, seconds."""
     return quantile([step for block in blocks for step in block], 0.5)
 
 
 def mean(blocks: Blocks) -> float:
-    """The mean of all steps, seconds."""
+    """Return the mean of all steps, seconds."""
     return sum(map(sum, blocks)) / sum(map(len, blocks))
 
 

@@ -56,7 +56,7 @@ class Transfers:
     """CPU seconds of this process and of the other process."""
 
     def rate(self, way: str) -> float:
-        """The median rate, GB/s."""
+        """Return the median rate, GB/s."""
         return self.megabytes / 1e3 / Spread.of(self.seconds[way]).median
 
     def rows(self) -> list[Row]:
@@ -75,7 +75,7 @@ class Transfers:
         return rows
 
     def table(self) -> str:
-        """A table with a line for each way."""
+        """Return a table with a line for each way."""
         lines = [f"{self.megabytes} MB between two processes   median s     p90     max    GB/s"]
         for way, seconds in self.seconds.items():
             spread = Spread.of(seconds)

@@ -132,7 +132,7 @@ class Everstep(Saver):
         self._state = self._run.checkpoint(model=self.model, optimizer=self.optimizer)
 
     def steps(self, total: int) -> Iterator[int]:
-        """The loop of a script."""
+        """Return the loop of a script over its steps."""
         return self._run.steps(total, self._state)
 
     def report(self, step: int, loss: float) -> None:
@@ -140,7 +140,7 @@ class Everstep(Saver):
         self._run.report(step, loss=loss)
 
     def saved_bytes(self) -> int:
-        """Size of the newest committed slot's tensors."""
+        """Return the size of the newest committed slot's tensors."""
         from everstep.rank import environment
         from everstep.slots.reader import SlotReader
 
@@ -187,7 +187,7 @@ def main() -> None:
 
 
 def calibrate(device: str) -> float:
-    """Matrix products per second of one core, or of the device, while all ranks compute."""
+    """Return the number of matrix products per second of one core, or of the device, while all ranks compute."""
     work = Work(1, 20, device)
     work.compute()
     dist.barrier()

@@ -43,7 +43,7 @@ class Restores:
     failures: list[str] = field(default_factory=list)
 
     def rows(self) -> list[Row]:
-        """Rows that compare everstep's time with the aim and with other ways."""
+        """Return rows that compare everstep's time with the aim and with other ways."""
         name = f"restore of {self.megabytes} MB"
         ours = self.seconds.get("everstep", [])
         aim = AIM_S * self.megabytes / 512
@@ -182,7 +182,7 @@ WAYS: dict[str, Callable[[Path, Work], Callable[[], object]]] = {
 
 
 def _flat(work: Work) -> dict[str, Any]:
-    """The state in the form that DCP recommends, with names instead of numbers."""
+    """Return the state in the form that DCP recommends, with names instead of numbers."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = get_state_dict(work.model, work.optimizer)

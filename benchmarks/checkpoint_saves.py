@@ -60,11 +60,11 @@ class Saves:
     failures: list[str] = field(default_factory=list)
 
     def blocking(self, side: str) -> list[float]:
-        """Blocking times of the saves, without the wait for earlier saves, seconds."""
+        """Return the blocking times of the saves, without the wait for earlier saves, seconds."""
         return _blocking(self.samples.get(side, []))
 
     def rows(self) -> list[Row]:
-        """Rows that compare everstep with the other sides."""
+        """Return rows that compare everstep with the other sides."""
         name = f"save of {self.megabytes} MB blocks"
         ours = self.blocking("everstep")
         rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
@@ -78,7 +78,7 @@ class Saves:
         return rows
 
     def table(self) -> str:
-        """A table with a line for each side."""
+        """Return a table with a line for each side."""
         lines = [
             f"Saves of {self.megabytes} MB a rank, {self.ranks} ranks (s)",
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
@@ -102,7 +102,7 @@ def _blocking(samples: Sequence[Sample]) -> list[float]:
 
 
 def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """A line of the table for each side."""
+    """Return a line of the table for each side."""
     lines = []
     for side, found in samples.items():
         spread = Spread.of(_blocking(found))

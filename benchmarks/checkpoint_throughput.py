@@ -50,7 +50,7 @@ class Case:
         return f"throughput, {what} of {self.megabytes} MB every step, {spare}"
 
     def rows(self) -> list[Row]:
-        """Rows with the steps per second, of the fastest steps and of all steps."""
+        """Return rows with the steps per second, of the fastest steps and of all steps."""
         if self.failure:
             return []
         aim = AIM if self.ranks == 1 else None
@@ -61,7 +61,7 @@ class Case:
         return found
 
     def note(self) -> str:
-        """A note with the lost throughput, its confidence intervals, and the additional CPU time."""
+        """Return a note with the lost throughput, its confidence intervals, and the additional CPU time."""
         if self.failure:
             return f"{self.name}: {self.failure}"
         agents = " and ".join(f"{one:.3f}" for one in self.agents_cpu)

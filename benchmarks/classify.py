@@ -37,7 +37,7 @@ CLOSED = "RuntimeError: [/build/gloo/transport/tcp/pair.cc:547] Connection close
 
 
 def quiet_log(megabytes: int, line: str) -> bytes:
-    """A log with lines of training and a traceback at the end."""
+    """Return a log with lines of training and a traceback at the end."""
     draw = random.Random(7)
     lines = [
         line.format(step=step, second=step % 60, loss=draw.random(), rate=draw.randint(10_000, 99_999))
@@ -52,7 +52,8 @@ def quiet_log(megabytes: int, line: str) -> bytes:
 
 
 def tails(ranks: int) -> list[bytes]:
-    """The ends of the ranks' outputs: one rank ran out of GPU memory, and the others lost their connection to it."""
+    """Return the ends of the ranks' outputs: one rank ran out of GPU memory, and the others lost their connection to
+    it."""
     found = []
     for rank in range(ranks):
         last = CLOSED.format(rank // 250, rank % 250, 20_000 + rank)

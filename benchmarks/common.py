@@ -28,12 +28,12 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of at least one value."""
         return cls(quantile(values, 0.5), quantile(values, 0.9), max(values), len(values))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """A quantile by linear interpolation between the two nearest values.
+    """Return a quantile by linear interpolation between the two nearest values.
 
     Raises:
         ValueError: there are no values, or the share is not between 0 and 1.
@@ -76,14 +76,14 @@ class Row:
         return value >= self.aim if self.larger else value <= self.aim
 
     def as_json(self) -> dict[str, Any]:
-        """The row with its ratio and whether the aim is met."""
+        """Return the row with its ratio and whether the aim is met."""
         fields = asdict(self)
         del fields["larger"]
         return fields | {"ratio": self.ratio, "met": self.met}
 
 
 def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], *, aim: float | None) -> list[Row]:
-    """Rows with median, p90 and maximum of both sides; the aim limits the ratio in each row."""
+    """Return rows with median, p90 and maximum of both sides; the aim limits the ratio in each row."""
     mine, theirs = (Spread.of(values) if values else None for values in (ours, peer))
     return [
         Row(

@@ -146,7 +146,7 @@ def apart(measured: Measured, runs: int) -> tuple[list[DrillResult], list[str]]:
 
 
 def rows_of(measured: Measured, results: Sequence[DrillResult]) -> list[Row]:
-    """Rows with median and maximum of the times until the fault is found and until it is reported."""
+    """Return rows with median and maximum of the times until the fault is found and until it is reported."""
     rows = []
     for label, key in (("found", "found_s"), ("reported", "detected_s")):
         times = [seconds for result in results if (seconds := getattr(result, key)) is not None]

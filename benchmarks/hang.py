@@ -86,7 +86,7 @@ async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], l
 
 
 def in_words(result: DrillResult) -> str:
-    """One run as a line of progress."""
+    """Return one run as a line of progress."""
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.stages)
     return (
         f"steps of {result.step_s or 0:.2f} s, reported {result.detected_s} s ({stages}), again {result.recovered_s} s"
@@ -94,7 +94,7 @@ def in_words(result: DrillResult) -> str:
 
 
 def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
-    """Rows of the times until the incident opens, of the stages, and until all ranks step again."""
+    """Return rows of the times until the incident opens, of the stages, and until all ranks step again."""
     rows = []
     times = [result.detected_s for result in results if result.detected_s is not None]
     if times:

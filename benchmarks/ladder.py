@@ -97,7 +97,7 @@ async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, 
 
 
 def rows_of(machines: int, results: Mapping[tuple[int, str], Sequence[DrillResult]]) -> list[Row]:
-    """Rows with median and maximum of each rung, and of the complete ladder, for a number of machines."""
+    """Return rows with median and maximum of each rung, and of the complete ladder, for a number of machines."""
     rows = []
     for fault, rungs in RUNGS.items():
         found = results.get((machines, fault), [])

@@ -123,7 +123,7 @@ def _steps(inspecting: psutil.Process, idle: psutil.Process, pairs: int) -> tupl
 
 
 def _training() -> Callable[[], None]:
-    """A function that makes a step of a small model on one core."""
+    """Return a function that makes a step of a small model on one core."""
     import torch
 
     torch.set_num_threads(1)

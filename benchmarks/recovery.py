@@ -158,7 +158,7 @@ def _last(results: Results) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """Rows that compare everstep with each peer and with the aim, and rows for the parts."""
+    """Return rows that compare everstep with each peer and with the aim, and rows for the parts."""
     ours, other, shrunk = ([run.seconds for run in found] for found in (results.ours, results.torchrun, results.nvrx))
     if not ours:
         return [_recovered(results, name) for name in ("torchrun", "nvrx")]
@@ -180,7 +180,7 @@ def _recovered(results: Results, peer: str) -> Row:
 
 
 def where_it_went(name: str, found: Sequence[Recovery]) -> str:
-    """A table of the parts, with median, p90, maximum, and share of the total."""
+    """Return a table of the parts, with median, p90, maximum, and share of the total."""
     if not found:
         return ""
     total = sum(run.seconds for run in found)

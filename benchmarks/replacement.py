@@ -62,13 +62,13 @@ class Measured:
         say(f"  {side}, {lost} lost: {seconds:.2f} s")
 
     def weighted(self, side: str) -> float | None:
-        """The weighted time of a side; None: a loss was not measured."""
+        """Return the weighted time of a side; None: a loss was not measured."""
         medians = {lost: Spread.of(values).median for lost, values in self.seconds[side].items()}
         return weighted(medians)
 
 
 def weighted(seconds: dict[int, float]) -> float | None:
-    """The weighted time of ByteRobust's figure 12; None: a loss was not measured.
+    """Return the weighted time of ByteRobust's figure 12; None: a loss was not measured.
 
     Args:
         seconds: Number of lost machines → seconds; the largest number has the weight of a loss of many machines.
@@ -140,7 +140,7 @@ def _theirs(measured: Measured, side: str, folder: Path) -> None:
 
 
 def rows_of(measured: Measured) -> list[Row]:
-    """Rows for the loss of one machine, for the weighted times, and for an idle standby."""
+    """Return rows for the loss of one machine, for the weighted times, and for an idle standby."""
     one = {side: Spread.of(found[1]) for side, found in measured.seconds.items() if 1 in found}
     ours, weights = one.get("standbys"), {side: measured.weighted(side) for side in SIDES}
     rows = []
@@ -159,7 +159,7 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def each(measured: Measured) -> str:
-    """A table of the median times."""
+    """Return a table of the median times."""
     lines = [f"Median seconds, by machines lost{'1':>10}{'2':>8}{'3':>8}"]
     for side, found in measured.seconds.items():
         cells = "".join(f"{Spread.of(found[k]).median:8.2f}" if k in found else f"{'-':>8}" for k in (1, 2, 3))

@@ -51,7 +51,7 @@ class Training:
         return self.begun_with + int(done)
 
     def wait_s(self) -> float:
-        """Time until the next change, at most one second."""
+        """Return the time until the next change, at most one second."""
         left = self.stepping_at - time.monotonic()
         return min(1.0, left if left > 0 else self.step_s - -left % self.step_s) + 0.001
 
@@ -92,7 +92,7 @@ class SimulatedAgent(FakeAgent):
         )
 
     def ranks(self, machine: int | None = None) -> range:
-        """The ranks of a machine, by default of this one."""
+        """Return the ranks of a machine, by default of this one."""
         first = self.training.ranks * (self.index if machine is None else machine)
         return range(first, first + self.training.ranks)
 
@@ -238,7 +238,7 @@ class Simulation:
         self._gone = []
 
     def machines(self) -> list[dict[str, str]]:
-        """Names and addresses of the machines."""
+        """Return the names and addresses of the machines."""
         return [{"name": agent.machine, "address": agent.address} for agent in self.agents]
 
     async def carry_out(self, line: str) -> None:

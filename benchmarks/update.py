@@ -142,7 +142,7 @@ def _last(found: Sequence[Switch]) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """Rows that compare updates with a requeue and with the aims, and rows for lazy updates and transfers."""
+    """Return rows that compare updates with a requeue and with the aims, and rows for lazy updates and transfers."""
     downtimes, requests = (
         [getattr(switch, name) for switch in results.updates] for name in ("downtime_s", "request_s")
     )
@@ -173,7 +173,7 @@ def _shipping_rows(shipped: Shipped) -> list[Row]:
 
 
 def where_it_went(name: str, found: Sequence[Switch]) -> str:
-    """A table of the parts, with median and maximum."""
+    """Return a table of the parts, with median and maximum."""
     if not found:
         return ""
     lines = [f"{f'Parts of {name} (s)':34} {'median':>7} {'max':>7}"]

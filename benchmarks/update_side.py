@@ -204,7 +204,7 @@ class UpdatedJob:
 
 
 def _first(found: Sequence[ReportedStep], generation: int) -> int:
-    """Time at which a rank reported its first step of a generation, nanoseconds.
+    """Return the time at which a rank reported its first step of a generation, nanoseconds.
 
     Raises:
         ClusterError: the rank reported no step.

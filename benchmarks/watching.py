@@ -72,11 +72,11 @@ class Found:
     failures: list[str] = field(default_factory=list)
 
     def blocks(self, side: str, kind: str) -> list[list[float]]:
-        """The blocks of all starts."""
+        """Return the blocks of all starts."""
         return [block for start in self.steps[side, kind] for block in start]
 
     def starts(self, side: str, kind: str) -> list[list[float]]:
-        """One block for each start."""
+        """Return one block for each start."""
         return [[step for block in start for step in block] for start in self.steps[side, kind]]
 
 
@@ -127,7 +127,7 @@ class WatchedSide(EverstepSide):
     """A cluster of one machine, and the same script under torchrun."""
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of the agent and of the worker, without the agent's children."""
+        """Return the CPU seconds of the agent and of the worker, without the agent's children."""
         cluster = self._control.cluster
         assert cluster is not None, "it is local"
         pids = local.processes(cluster)
@@ -190,12 +190,12 @@ class WatchedSide(EverstepSide):
 
 
 def both(ranks: Sequence[Blocks]) -> list[list[float]]:
-    """The mean of all ranks in each step, block by block."""
+    """Return the mean of all ranks in each step, block by block."""
     return [[sum(step) / len(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
 
 
 def rows_of(found: Found) -> tuple[list[Row], list[str]]:
-    """Rows that compare the steps and show CPU times, and notes with confidence intervals."""
+    """Return rows that compare the steps and show CPU times, and notes with confidence intervals."""
     if not found.shares["agent"]:
         return [], []
     rows: list[Row] = []

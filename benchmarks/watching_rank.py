@@ -153,7 +153,7 @@ def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
 
 
 def cpu_of(threads: Sequence[int]) -> float:
-    """CPU seconds that threads of this process have used."""
+    """Return the CPU seconds that threads of this process have used."""
     return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 

@@ -48,7 +48,7 @@ class References:
         self._records: dict[str, Records] = {}
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
-        """The step records of a job without a fault; the job is run first if it has not run yet.
+        """Return the step records of a job without a fault; run the job first if it has not run yet.
 
         Raises:
             ClusterError: the job does not finish.
@@ -240,7 +240,7 @@ async def run_drills(
 
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
-    """A cluster of the kind that the request's fault needs, not started yet."""
+    """Return a cluster of the kind that the request's fault needs, not started yet."""
     standbys = max(request.standbys, request.opening.standbys(request.spec("drill", {}).topology()))
     options: dict[str, Any] = {"machines": machines, "standbys": standbys, "keep": keep, "say": say}
     if request.opening.needs_network:
@@ -272,7 +272,7 @@ def _with_run_folder(spec: JobSpec, folder: Path) -> JobSpec:
 
 
 def without_fault(spec: JobSpec) -> JobSpec:
-    """The job with the same losses, but without the fault, and with default policies and no delays in its steps.
+    """Return the job with the same losses, but without the fault, and with default policies and no delays in its steps.
 
     Drills that differ only in these share one job without a fault.
     """

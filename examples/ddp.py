@@ -32,7 +32,7 @@ CORPUS_BYTES = 1 << 16
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a next-byte model with DDP.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="samples per rank (default: %(default)s)")
@@ -92,7 +92,7 @@ class Shuffled(Sampler[int]):
             yield index
 
     def state_dict(self) -> dict[str, int]:
-        """The position."""
+        """Return the position."""
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -101,7 +101,7 @@ class Shuffled(Sampler[int]):
 
 
 def build(args: argparse.Namespace) -> nn.Module:
-    """A small network that predicts the next byte."""
+    """Return a small network that predicts the next byte."""
     torch.manual_seed(args.seed)  # the same weights on every rank
     return nn.Sequential(
         nn.Embedding(VOCABULARY, args.dim),

@@ -24,7 +24,7 @@ VOCABULARY = 256
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a next-byte model with DDP and checkpoints of its own.")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint.pt and losses.jsonl")
     parser.add_argument("--steps", type=int, default=100, help="steps in all (default: %(default)s)")
@@ -37,7 +37,7 @@ def options() -> argparse.Namespace:
 
 
 def build(args: argparse.Namespace) -> nn.Module:
-    """A small network that predicts the next byte."""
+    """Return a small network that predicts the next byte."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Embedding(VOCABULARY, args.dim),
@@ -49,7 +49,7 @@ def build(args: argparse.Namespace) -> nn.Module:
 
 
 def batch(text: Tensor, args: argparse.Namespace, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Contexts and their next bytes, chosen by step and rank."""
+    """Return contexts and their next bytes, chosen by step and rank."""
     generator = torch.Generator().manual_seed(step * 4096 + rank)
     starts = torch.randint(len(text) - args.context, (args.batch, 1), generator=generator)
     rows = text[starts + torch.arange(args.context + 1)].long()

@@ -35,7 +35,7 @@ CORPUS_BYTES = 1 << 18
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
@@ -117,7 +117,7 @@ class Trainer:
         return mean.item(), norm.item()
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's sequences of a step, and for each byte the byte that follows it."""
+        """Return this rank's sequences of a step, and for each byte the byte that follows it."""
         generator = torch.Generator().manual_seed((self.args.seed << 40) + step)
         starts = torch.randint(len(self.corpus) - self.args.seq, (self.args.batch, 1), generator=generator)
         mine = starts.chunk(self.run.world_size)[self.run.rank]
@@ -126,7 +126,7 @@ class Trainer:
 
 
 def read_corpus() -> Tensor:
-    """The first quarter of a MiB of the standard library's modules, in the order of their names."""
+    """Return the first quarter of a MiB of the standard library's modules, in the order of their names."""
     folder = Path(os.__file__).parent
     text = bytearray()
     for name in sorted(path.name for path in folder.iterdir() if path.suffix == ".py"):

@@ -35,7 +35,7 @@ CORPUS_BYTES = 1 << 18
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--tp", type=int, help="tensor-parallel size (default: the job's, outside everstep 1)")
@@ -185,7 +185,8 @@ class Trainer:
         return share / (self.topology.tp * self.topology.dp)
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The bytes of one step, and the bytes that follow them. They depend only on the step: no position is saved."""
+        """Return the bytes of one step, and the bytes that follow them. They depend only on the step: no position is
+        saved."""
         generator = torch.Generator().manual_seed((self.args.seed << 40) + (step << 12) + self.place.dp)
         starts = torch.randint(len(self.corpus) - self.args.seq, (self.args.batch, 1), generator=generator)
         text = self.corpus[starts + torch.arange(self.args.seq + 1)].long().to(self.device)
@@ -282,12 +283,12 @@ def split_tensors(stage: Stage, mesh: DeviceMesh) -> set[str]:
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy per byte, in nats."""
+    """Return the mean cross entropy per byte, in nats."""
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
 def learning_rate(args: argparse.Namespace, step: int) -> float:
-    """The learning rate of a step, as of the last change up to it; an update of the arguments may change it."""
+    """Return the learning rate of a step, as of the last change up to it; an update of the arguments may change it."""
     rate: float = args.lr
     for begin, other in args.lr_from:
         rate = other if begin <= step else rate
@@ -295,7 +296,7 @@ def learning_rate(args: argparse.Namespace, step: int) -> float:
 
 
 def read_corpus() -> Tensor:
-    """The first quarter of a MiB of the standard library's modules, in the order of their names."""
+    """Return the first quarter of a MiB of the standard library's modules, in the order of their names."""
     folder = Path(os.__file__).parent
     text = bytearray()
     for name in sorted(path.name for path in folder.iterdir() if path.suffix == ".py"):

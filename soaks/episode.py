@@ -130,8 +130,8 @@ class Episodes:
         result.recovered_s = recovered_s(contexts, seen.incidents)
 
     async def _untold(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
-        """The parts that did not come back; for a single fault, also the problems that the judge of drills finds in
-        reports."""
+        """Return the parts that did not come back; for a single fault, also the problems that the judge of drills finds
+        in reports."""
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
             for context in contexts
@@ -147,14 +147,14 @@ class Episodes:
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
-        """The texts of an incident; only those of its report if the ledger is not back yet."""
+        """Return the texts of an incident; only those of its report if the ledger is not back yet."""
         try:
             return await gather.texts(self.cluster, incident)
         except EverstepError:
             return [incident.report.headline, *incident.report.stages] if incident.report else []
 
     def _rescued(self, contexts: list[DrillContext]) -> Records:
-        """Step records of machines that were emptied since the last gate; also remembers damaged copies."""
+        """Return the step records of machines that were emptied since the last gate; remember damaged copies."""
         rescued, self._damaged_before = Records(), list(self._damaged)
         for context in contexts:
             rescued.join(context.seen.records)
@@ -281,7 +281,7 @@ class Episodes:
             await asyncio.sleep(POLL_S)
 
     async def _over(self, index: int) -> str:
-        """Why the job can reach no further gate; empty: it can."""
+        """Return why the job can reach no further gate; empty: it can."""
         try:
             state = await self.cluster.control.state(self.job.spec.name)
         except EverstepError:
@@ -355,14 +355,15 @@ class Episodes:
 
 
 def _gone(context: DrillContext) -> list[str]:
-    """Machines of the job that a fault takes away for good."""
+    """Return the machines of the job that a fault takes away for good."""
     if not context.request.fault.stays_away:
         return []
     return [context.machines[index].name for index in context.request.fault.loss(context.spec).machines]
 
 
 def _hung(context: DrillContext) -> list[str]:
-    """Machines of the job with ranks that hang. They leave the job unless another fault ends all ranks first."""
+    """Return the machines of the job with ranks that hang. They leave the job unless another fault ends all ranks
+    first."""
     if not context.request.fault.hangs:
         return []
     topology = context.spec.topology()
@@ -383,7 +384,7 @@ def _unfired(contexts: Sequence[DrillContext]) -> list[str]:
 
 
 def recovered_s(contexts: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
-    """Time from the first fault until all ranks stepped after the last incident, seconds; None: no incident
+    """Return the time from the first fault until all ranks stepped after the last incident, seconds; None: no incident
     recovered."""
     marks = [
         mark

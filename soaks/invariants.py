@@ -205,7 +205,7 @@ def steps_lost_are_few(seen: GateObservations, struck: Struck, spec: JobSpec, ba
 
 
 def all_memory_is_lost(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
-    """Whether all machines lost their memory in one incident, so that the job's last step is not known.
+    """Return whether all machines lost their memory in one incident, so that the job's last step is not known.
 
     Args:
         struck: The faults.
@@ -335,7 +335,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def violations(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """All violations, each after the name of its invariant."""
+    """Return all violations, each after the name of its invariant."""
     return [
         f"{invariant.__name__.replace('_', ' ')}: {text}"
         for invariant in INVARIANTS
@@ -364,7 +364,7 @@ def _lasting(seen: GateObservations) -> list[ClusterProcess]:
 
 
 def may_cost(struck: Struck) -> int:
-    """The most steps that an incident may lose; without a promise, all steps since the last gate."""
+    """Return the most steps that an incident may lose; without a promise, all steps since the last gate."""
     if struck.behind:
         return GAP
     promised = [promise.steps for promise in struck.promises]
@@ -375,7 +375,7 @@ def may_cost(struck: Struck) -> int:
 
 
 def _independent(struck: Struck) -> bool:
-    """Whether the promises of two faults still hold together.
+    """Return whether the promises of two faults still hold together.
 
     They do not hold together if both faults take copies, or if one holds up the backups that the other one needs.
     """

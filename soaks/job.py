@@ -79,7 +79,7 @@ class SoakGate:
         return self.folder / f"{self.name}.open"
 
     def holds(self) -> list[Entry]:
-        """The entries for the ranks' plan."""
+        """Return the entries for the ranks' plan."""
         return [
             {
                 "id": f"{self.name}-{rank}",
@@ -139,16 +139,16 @@ class SoakJob:
             await asyncio.sleep(0.2)
 
     def episode_folder(self, index: int) -> Path:
-        """The folder of the marks of the episode with this index; one more folder after the last one is for the last
-        gate."""
+        """Return the folder of the marks of the episode with this index; one more folder after the last one is for the
+        last gate."""
         return self.folder / f"at-{index:04d}"
 
     def gate(self, index: int) -> SoakGate:
-        """The gate before the episode with this index."""
+        """Return the gate before the episode with this index."""
         return SoakGate(self.episode_folder(index), self.plan.gate(index), self.spec.topology().world_size)
 
     def strikes(self, index: int) -> SoakGate:
-        """The step shortly before the next gate at which ranks wait until all faults from outside have struck.
+        """Return the step shortly before the next gate at which ranks wait until all faults from outside have struck.
 
         On a busy computer such faults may be late, and a fault that strikes at a gate would let the job run past the
         gate.
@@ -157,7 +157,7 @@ class SoakJob:
         return SoakGate(self.episode_folder(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
 
     def planned(self, index: int, position: int) -> Planned:
-        """The plan for one fault of an episode, with the processes that the cluster has now."""
+        """Return the plan for one fault of an episode, with the processes that the cluster has now."""
         request = self.plan.request(index, position)
         marks = self.episode_folder(index) / f"fault-{position}.json"
         made = planned(request, self.spec, marks, self.cluster)
@@ -170,7 +170,8 @@ class SoakJob:
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
     def _after_the_first(self, index: int, position: int, ranks: list[Entry]) -> list[Entry]:
-        """The entries for ranks of one fault. Within a recovery, they fire only after the first fault has fired."""
+        """Return the entries for ranks of one fault. Within a recovery, they fire only after the first fault has
+        fired."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
         first = self.planned(index, 0)

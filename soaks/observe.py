@@ -180,7 +180,7 @@ async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
 
 
 async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
-    """The failed workflow tasks of a workflow, each of which is a defect of its code."""
+    """Return the failed workflow tasks of a workflow, each of which is a defect of its code."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
     return [
         f"{workflow_id}, event {event.event_id}: {event.workflow_task_failed_event_attributes.failure.message}"
@@ -190,7 +190,7 @@ async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
 
 
 def is_failed_task(event: HistoryEvent) -> bool:
-    """Whether an event means that a workflow's code failed.
+    """Return whether an event means that a workflow's code failed.
 
     A task also fails if a signal arrives while it is about to end its workflow (*unhandled command*). The server then
     repeats the task, and nothing is lost.
@@ -202,7 +202,7 @@ def is_failed_task(event: HistoryEvent) -> bool:
 
 
 def processes(cluster: DrillCluster) -> list[ClusterProcess]:
-    """The live processes of the cluster, with their names or kinds.
+    """Return the live processes of the cluster, with their names or kinds.
 
     Raises:
         TreeUnknown: there is no supervisor.
@@ -236,7 +236,7 @@ def _kind(pid: int, name: str) -> str:
 
 
 def descriptors(pid: int) -> int:
-    """The number of a process's descriptors, without its connections to itself.
+    """Return the number of a process's descriptors, without its connections to itself.
 
     Temporal's Web UI opens such connections for each page that a person opens, and keeps them.
     """
@@ -249,7 +249,8 @@ def descriptors(pid: int) -> int:
 
 
 def files(shm: Path) -> dict[str, int]:
-    """Path of a file in the machines' shared memory, without generations and identifiers → number of such files."""
+    """Return the path of a file in the machines' shared memory, without generations and identifiers → number of such
+    files."""
     counts: dict[str, int] = {}
     for folder, _, names in os.walk(shm):
         for name in names:
@@ -259,7 +260,7 @@ def files(shm: Path) -> dict[str, int]:
 
 
 async def _unheld(before: Collection[str]) -> set[str]:
-    """Semaphores and buffers that no process holds. New ones count only if they are not freed soon by other
+    """Return the semaphores and buffers that no process holds. New ones count only if they are not freed soon by other
     programs."""
     found = await asyncio.to_thread(unheld)
     if found - set(before):
@@ -269,7 +270,7 @@ async def _unheld(before: Collection[str]) -> set[str]:
 
 
 def unheld(folder: Path = SHM) -> set[str]:
-    """Names of this user's semaphores and buffers in a folder that no process has open or mapped."""
+    """Return the names of this user's semaphores and buffers in a folder that no process has open or mapped."""
     found = {entry for entry in _shared(folder) if not _is_held(entry)}
     return found & _shared(folder)  # without those that were freed meanwhile
 
@@ -289,7 +290,7 @@ def _is_held(path: str) -> bool:
 
 
 def by_name(processes: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
-    """The processes, grouped by name."""
+    """Return the processes, grouped by name."""
     groups: dict[str, list[ClusterProcess]] = {}
     for process in processes:
         groups.setdefault(process.name, []).append(process)

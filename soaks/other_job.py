@@ -108,7 +108,8 @@ class OtherJob:
         return [f"it does not run within {STEPS_LIMIT_S:.0f} s: it is {state.status_text if state else 'silent'}"]
 
     def _incidents(self, state: JobState) -> list[str]:
-        """Problems with its incidents: there must be one for each lost machine, and all must have recovered."""
+        """Return problems with the job's incidents: there must be one for each lost machine, and all must have
+        recovered."""
         found = [f"{i.id}: {i.headline}" for i in state.incidents if i.resolution and not i.recovered]
         if state.incidents_so_far != self._lost:
             found.append(f"{state.incidents_so_far} incidents, and it lost {self._lost} machines")
@@ -134,7 +135,7 @@ class OtherJob:
         return [*left, *compared.losses[:5], *found.overlaps()]
 
     def _undisturbed(self, steps: int) -> JobSpec:
-        """This job without faults and without delays, up to the last step that it reached."""
+        """Return this job without faults and without delays, up to the last step that it reached."""
         args = list(self.spec.args)
         args[args.index("--steps") + 1] = str(max(steps, 1))
         at = args.index(PACE)

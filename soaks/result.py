@@ -85,7 +85,7 @@ class SoakResult(BaseModel):
         return sorted(episode.recovered_s for episode in self.episodes if episode.recovered_s is not None)
 
     def summary(self) -> dict[str, object]:
-        """The figures of the complete soak."""
+        """Return the figures of the complete soak."""
         times = self.times
         return {
             "faults_tried": self.tried.total(),
@@ -125,5 +125,5 @@ class Journal:
 
 
 def no_result(episode: Episode) -> EpisodeResult:
-    """The result of an episode before it runs."""
+    """Return the result of an episode before it runs."""
     return EpisodeResult(number=episode.number, meeting=episode.meeting, kinds=list(episode.kinds))

@@ -122,7 +122,7 @@ class Soak:
         return result
 
     def rest(self, done: Sequence[EpisodeResult], ended: Collection[Setting]) -> SoakPlan:
-        """The plan with the episodes that are not done, and with the last one of each part whose end was not
+        """Return the plan with the episodes that are not done, and with the last one of each part whose end was not
         checked."""
         numbers = {episode.number for episode in self.plan.episodes} - {episode.number for episode in done}
         if all(not episode.violations for episode in done):
@@ -240,7 +240,7 @@ class Soak:
         result.kept, result.prefix = result.kept or found.kept, result.prefix or found.prefix
 
     def _may_continue(self, result: SoakResult) -> bool:
-        """Whether the next episode may run. If the time is over, this is recorded in the result."""
+        """Return whether the next episode may run. If the time is over, this is recorded in the result."""
         if time.monotonic() > self._deadline and not result.stopped:
             result.stopped = f"{self.minutes:g} minutes are over"
         return result.ok and not result.stopped
@@ -309,12 +309,12 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
 
 
 def missing(setting: Setting) -> str:
-    """What this computer lacks for episodes of a setting; empty: nothing."""
+    """Return what this computer lacks for episodes of a setting; empty: nothing."""
     return network_lacks(with_postgres=True) if setting == "network" else ""
 
 
 def needs_network(kind: str) -> bool:
-    """Whether a kind of fault needs machines with a network of their own."""
+    """Return whether a kind of fault needs machines with a network of their own."""
     return fault_named(kind).needs_network
 
 

@@ -202,7 +202,7 @@ def _compare(row: SweepRow, decision: str, outcome: str) -> None:
 
 
 def _only_missed(row: SweepRow, result: SweepResult) -> bool:
-    """Whether the only problem is that the kill was late, or that the history did not have the event."""
+    """Return whether the only problem is that the kill was late, or that the history did not have the event."""
     ended = row.newest is None and row.events < row.event
     return row.ok or (ended and (row.decision, row.outcome) == (result.decision, result.outcome))
 
@@ -218,13 +218,13 @@ async def _run_id(cluster: DrillCluster, workflow_id: str) -> str:
 
 
 async def history(cluster: DrillCluster, workflow_id: str) -> list[HistoryEvent]:
-    """All events of a workflow's history."""
+    """Return all events of a workflow's history."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
     return [event async for event in handle.fetch_history_events()]
 
 
 def written_by(events: list[HistoryEvent], time_ns: int) -> int:
-    """The newest event that was written by this time. Starts of activities do not count, since they are written
+    """Return the newest event that was written by this time. Starts of activities do not count, since they are written
     later."""
     started = EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED
     before = (e.event_id for e in events if e.event_type != started and e.event_time.ToNanoseconds() <= time_ns)
@@ -232,7 +232,7 @@ def written_by(events: list[HistoryEvent], time_ns: int) -> int:
 
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
-    """Decision and outcome of a run, in words that must be equal after each kill."""
+    """Return the decision and outcome of a run, in words that must be equal after each kill."""
     found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
     # A loss that is not finite is detected some steps later; the judge of drills limits how many.
@@ -251,5 +251,5 @@ def _decision(report: IncidentReport) -> str:
 
 
 def kind_name(kind: EventType.ValueType) -> str:
-    """The name of a type of event, such as ``ActivityTaskScheduled``."""
+    """Return the name of a type of event, such as ``ActivityTaskScheduled``."""
     return EventType.Name(kind).removeprefix("EVENT_TYPE_").title().replace("_", "")

@@ -50,14 +50,14 @@ class Saver:
         """Report a step, if the saver needs that."""
 
     def saved_bytes(self) -> int | None:
-        """Size of the newest complete copy, bytes; None: this rank saves nothing."""
+        """Return the size of the newest complete copy, bytes; None: this rank saves nothing."""
         return None
 
     def close(self) -> None:
         """Wait for unfinished work, and release all resources."""
 
     def state(self) -> dict[str, Any]:
-        """The state dicts of model and optimizer."""
+        """Return the state dicts of model and optimizer."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
@@ -83,7 +83,7 @@ class BlockingCopy(Saver):
             at += size
 
     def saved_bytes(self) -> int:
-        """Size of the copy."""
+        """Return the size of the copy."""
         return self._size
 
 
@@ -129,7 +129,7 @@ class Dcp(Saver):
             self._staged.result()
 
     def saved_bytes(self) -> int:
-        """Size of this rank's files in the newest checkpoint."""
+        """Return the size of this rank's files in the newest checkpoint."""
         if self._upload is not None:
             self._upload.result()
         newest = max(self.folder.glob("dcp-*"), key=lambda path: path.stat().st_mtime_ns)
@@ -176,7 +176,7 @@ class DlroverMemory(Saver):
         self._checkpointer.save_checkpoint(completed_steps, self.state(), storage_type=self._memory)
 
     def saved_bytes(self) -> int | None:
-        """Size of DLRover's shared memory.
+        """Return the size of DLRover's shared memory.
 
         Raises:
             RuntimeError: the last save was skipped.

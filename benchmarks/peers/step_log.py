@@ -59,12 +59,12 @@ class StepLog:
 
 
 def first(folder: Path, rank: int, attempt: int, event: str) -> int:
-    """Time of a rank's first event of this kind in an attempt, nanoseconds; 0: there is none yet."""
+    """Return the time of a rank's first event of this kind in an attempt, nanoseconds; 0: there is none yet."""
     return next(iter(times(folder, rank, attempt, event)), 0)
 
 
 def times(folder: Path, rank: int, attempt: int, event: str) -> list[int]:
-    """Times of a rank's events of this kind in an attempt, nanoseconds."""
+    """Return the times of a rank's events of this kind in an attempt, nanoseconds."""
     try:
         lines = (folder / f"{rank}-{attempt}").read_text().splitlines()
     except FileNotFoundError:

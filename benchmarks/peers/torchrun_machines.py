@@ -101,7 +101,8 @@ def _alive(nodes: Sequence[subprocess.Popen[bytes]]) -> Callable[[], bool]:
 
 
 def all_stepped(folder: Path, ranks: int, after_ns: int) -> int:
-    """Time at which all ranks had completed a step in processes started after ``after_ns``, nanoseconds; 0: not yet."""
+    """Return the time at which all ranks had completed a step in processes started after ``after_ns``, nanoseconds; 0:
+    not yet."""
     times = [_stepped(folder, rank, after_ns) for rank in range(ranks)]
     return max(times) if all(times) else 0
 

@@ -126,16 +126,16 @@ class DrillCluster:
         return self.control.machines
 
     def processes(self) -> dict[str, int]:
-        """Name → pid of the cluster's live processes."""
+        """Return name → pid of the cluster's live processes."""
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """The tree of the cluster's processes: all below its supervisor."""
+        """Return the tree of the cluster's processes: all below its supervisor."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
     def next_name(self, what: str) -> str:
-        """A job name that this cluster has not had yet."""
+        """Return a job name that this cluster has not had yet."""
         self._named[what] += 1
         return f"{what}-{self._named[what]:02d}"
 

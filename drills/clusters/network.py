@@ -116,7 +116,7 @@ class NetworkCluster(DrillCluster):
 
 
 def network_of(cluster: DrillCluster, fault: str) -> Network:
-    """The network of a cluster's machines.
+    """Return the network of a cluster's machines.
 
     Raises:
         CannotInject: the machines have no network of their own.

@@ -272,7 +272,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the options name, or the first rank: the agent of its machine does not hang."""
+        """Return the ranks that the options name, or the first rank: the agent of its machine does not hang."""
         return list(dict.fromkeys(self.ranks)) or [0]
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -291,7 +291,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
         return f"SIGSTOP to the agents of {' and '.join(self.hung_machines(spec))} for {self.seconds:g} s"
 
     def hung_machines(self, spec: JobSpec) -> list[str]:
-        """The machines whose agents hang: the last ones of the job."""
+        """Return the machines whose agents hang: the last ones of the job."""
         return machine_names(spec.machines)[-self.count :]
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -341,7 +341,7 @@ class KillPeer(OnMachine, Fault):
         refuse_without_backups(self, spec)
 
     def machine_index(self, spec: JobSpec) -> int:
-        """The machine that the options name, or the one that has the backup of the struck rank."""
+        """Return the machine that the options name, or the one that has the backup of the struck rank."""
         rank = self.struck_ranks(spec)[0]
         peer = None if self.machine else placement_of(spec).peers[rank]
         return spec.topology().machine(rank if peer is None else peer)
@@ -351,7 +351,7 @@ class KillPeer(OnMachine, Fault):
         return self.then
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss of a rank whose backup is on the machine, or of the machine of that rank."""
+        """Return the loss of a rank whose backup is on the machine, or of the machine of that rank."""
         owner = owners(spec, self.machine_index(spec))[0]
         return Loss(ranks=(owner,)) if self.then == "kill-rank" else Loss((spec.topology().machine(owner),))
 

@@ -61,7 +61,7 @@ REST = {
 
 
 def xid_line(code: int, suffix: str = "") -> str:
-    """The line that the driver writes into the kernel log for an Xid."""
+    """Return the line that the driver writes into the kernel log for an Xid."""
     return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
 
 
@@ -122,7 +122,7 @@ class DeviceFault(Fault):
         return super().patience | settings.NO_EVICTION
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The first rank of the machine, if a second fault follows."""
+        """Return the first rank of the machine, if a second fault follows."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(ranks=(ranks[0],)) if self.follows == "kill-rank" else Loss()
 
@@ -385,13 +385,13 @@ def write_fake_gpus(context: DrillContext, machine: str, first: dict[str, object
 
 
 def reason_of(code: str) -> Reason | None:
-    """The reason with this code, if a line of the kernel log can cause it."""
+    """Return the reason with this code, if a line of the kernel log can cause it."""
     reasons = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
     return next((reason for reason in reasons if reason.code == code), None)
 
 
 def _no_kernel_log() -> str:
-    """Why no line can be written into the kernel log; empty: it can."""
+    """Return why no line can be written into the kernel log; empty: it can."""
     return "" if os.access(KERNEL_LOG, os.W_OK) else f"{KERNEL_LOG} cannot be written: it needs root"
 
 

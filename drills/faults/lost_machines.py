@@ -60,7 +60,7 @@ class LostMachines(Fault):
         return (STRIKE,)
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
-        """Positions of the lost machines in the job."""
+        """Return the positions of the lost machines in the job."""
         raise NotImplementedError
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -92,7 +92,7 @@ class LostMachines(Fault):
         return self.standby == "dies"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """A hold in the stage that prepares the standby, so that the standby can be lost there."""
+        """Return a hold in the stage that prepares the standby, so that the standby can be lost there."""
         if self.standby != "dies":
             return []
         stage = {"job": spec.name, "in_stage": "prepare", "moment": "begin"}
@@ -154,7 +154,7 @@ class KillGroup(LostMachines):
             raise ConfigError(f"--index {self.index} does not exist: {self.kind} groups go from 0 to {count - 1}")
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that have a rank of the group."""
+        """Return the positions of the machines that have a rank of the group."""
         return {topology.machine(rank) for rank in topology.groups(self.kind)[self.index]}
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
@@ -201,7 +201,7 @@ async def _release_late(context: DrillContext) -> None:
 
 
 async def _spare_machines(context: DrillContext) -> list[PoolMachine]:
-    """The spare machines, in the order in which the pool leases them.
+    """Return the spare machines, in the order in which the pool leases them.
 
     Raises:
         ClusterError: there is no spare machine.
@@ -215,7 +215,7 @@ async def _spare_machines(context: DrillContext) -> list[PoolMachine]:
 
 
 async def _chosen_standby(context: DrillContext) -> str:
-    """The machine that the pool has leased to the job as a replacement.
+    """Return the machine that the pool has leased to the job as a replacement.
 
     Raises:
         ClusterError: the pool has leased none within the time limit.

@@ -143,7 +143,7 @@ class MachineBitflip(OnMachine, NotFinite):
         return [*entries, {"id": "check", "fault": "check", "of": entries[0]["id"], **at}]
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entry for diagnostic tests, which read the plan of the workers."""
+        """Return the entry for diagnostic tests, which read the plan of the workers."""
         if self.only_in_job:
             return []
         machine = self.struck_machine(spec)
@@ -181,7 +181,7 @@ class MachineBitflip(OnMachine, NotFinite):
         return super().launches_due + self.finite * (1 + self.only_in_job)
 
     def swept(self, job: str) -> str:
-        """The workflow of the replay, if there is one."""
+        """Return the workflow of the replay, if there is one."""
         return replay_workflow_id(job, 1 if self.finite else 2, 1) if self.only_in_job else super().swept(job)
 
     @classmethod
@@ -193,7 +193,7 @@ class MachineBitflip(OnMachine, NotFinite):
 
 
 def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]) -> list[str]:
-    """Problems with the incidents of a NaN.
+    """Return problems with the incidents of a NaN.
 
     They must name the ranks that had the NaN first, and the job must resume from a step shortly before it.
     """

@@ -34,7 +34,7 @@ class OutOfMemory(OnRanks, RankFault):
         return {"group": str(_root()[0] / process_group.name())}
 
     def why_not(self) -> str:
-        """Why the control group cannot be made; empty: it can."""
+        """Return why the control group cannot be made; empty: it can."""
         try:
             with small_group():
                 return ""

@@ -161,7 +161,7 @@ class DrillContext:
     # Marks.
 
     def fired(self, name: str) -> dict[str, object] | None:
-        """The mark that an action happened; None: it has not."""
+        """Return the mark that an action happened; None: it has not."""
         return faults.fired(self.planned.plan, {"id": name})
 
     def mark(self, name: str, **details: object) -> None:
@@ -177,7 +177,7 @@ class DrillContext:
             await self._await_agent(machine, lambda described: described.pid > 0)
 
     def agent(self, machine: Machine) -> int:
-        """The pid of a machine's agent.
+        """Return the pid of a machine's agent.
 
         Raises:
             ClusterError: the agent does not run.
@@ -192,7 +192,7 @@ class DrillContext:
         return await self._await_agent(machine, lambda described: described.pid not in (0, before))
 
     async def fork_server(self, machine: Machine) -> int:
-        """The pid of the job's fork server on a machine; 0: there is none."""
+        """Return the pid of the job's fork server on a machine; 0: there is none."""
         return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
 
     async def fork_server_back(self, machine: Machine, before: int) -> int | None:
@@ -292,7 +292,7 @@ class DrillContext:
                 self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
-        """A check that backups have caught up with the steps, as the promise of their placement assumes.
+        """Return a check that backups have caught up with the steps, as the promise of their placement assumes.
 
         After ``CATCH_UP_S`` the check succeeds anyway, so that the strike happens.
         """
@@ -307,7 +307,7 @@ class DrillContext:
         return caught_up
 
     def _promise(self, loss: Loss, *, exact: bool) -> Promise:
-        """The most steps that a strike may cost, by the placement's promise or by the copies that are left."""
+        """Return the most steps that a strike may cost, by the placement's promise or by the copies that are left."""
         placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed

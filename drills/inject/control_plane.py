@@ -80,7 +80,7 @@ RECOVERS = ("Incident", "Replay")
 
 
 def plugins() -> list[DrillPlugin]:
-    """The plugins of a worker in a drill's cluster; empty in any other cluster."""
+    """Return the plugins of a worker in a drill's cluster; empty in any other cluster."""
     return [DrillPlugin()] if os.environ.get(environment.FAULTS) else []
 
 
@@ -100,7 +100,7 @@ class DrillPlugin(SimplePlugin):
         return super().configure_worker(config)
 
     async def durable(self, workflow_id: str) -> int:
-        """The number of a workflow's newest durable event; 0: there is none."""
+        """Return the number of a workflow's newest durable event; 0: there is none."""
         described = await self._describe(workflow_id)
         return described.history_length if described else 0
 
@@ -259,18 +259,19 @@ def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
 
 
 def _launches(input: ExecuteActivityInput, version: int) -> bool:
-    """Whether an activity launches this version of the code."""
+    """Return whether an activity launches this version of the code."""
     launch = input.args[0]
     return isinstance(launch, LaunchRanks) and launch.job.spec.version == version
 
 
 def _swept(fault: Fault) -> str:
-    """The id of the workflow whose history has the event."""
+    """Return the id of the workflow whose history has the event."""
     return str(fault.get("workflow_id") or incident_workflow_id(fault["job"], 1))
 
 
 def _advances(job: Any) -> bool:
-    """Whether a job of an activation advances the workflow; queries and removals from the cache do not."""
+    """Return whether a job of an activation advances the workflow. Queries and removals from the cache do not advance
+    it."""
     return job.WhichOneof("variant") not in ("query_workflow", "remove_from_cache")
 
 

@@ -116,7 +116,7 @@ def watch_and_kill(watch: HistoryWatch) -> None:
 
 
 def _newest_in_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
-    """A function that reads the number of the newest event; 0: there is no such workflow yet."""
+    """Return a function that reads the number of the newest event; 0: there is no such workflow yet."""
     row: list[Any] = []
 
     def newest() -> int:
@@ -131,7 +131,7 @@ def _newest_in_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[]
 
 
 def _newest_on_server(runner: asyncio.Runner, watch: HistoryWatch) -> Callable[[], int]:
-    """A function that queries the number of the newest event; 0: there is no such workflow yet."""
+    """Return a function that queries the number of the newest event; 0: there is no such workflow yet."""
     client = runner.run(Client.connect(watch.address, namespace=watch.namespace))
 
     async def described() -> int:

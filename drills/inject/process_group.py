@@ -11,7 +11,7 @@ from everstep.errors import CannotInject
 
 
 def name(kind: str = "") -> str:
-    """The name of the control group of this process for one kind of limits."""
+    """Return the name of the control group of this process for one kind of limits."""
     return f"everstep-drill-{kind}{os.getpid()}"
 
 

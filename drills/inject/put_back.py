@@ -1,4 +1,4 @@
-"""Returns machines to the pool that left a drill's job; the drill has repaired them."""
+"""Gives machines back to the pool that left a drill's job; the drill has repaired them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
 
 
 async def spare_of(cluster: DrillCluster, machines: int) -> int:
-    """The number of machines that are spare when a job has this many.
+    """Return the number of machines that are spare when a job has this many.
 
     Raises:
         ClusterError: the pool does not answer.
@@ -59,6 +59,6 @@ async def put_back(context: DrillContext) -> None:
 
 
 async def out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
-    """The machines that no job may use."""
+    """Return the machines that no job may use."""
     state = await pool_state(cluster.control)
     return [one for one in state.machines.values() if one.place in OUT_OF_USE] if state else []

@@ -36,7 +36,7 @@ class RankLocation(NamedTuple):
 
 
 def location_of(pid: int) -> RankLocation:
-    """The job and the machine of a rank's process, from the path of its output file."""
+    """Return the job and the machine of a rank's process, from the path of its output file."""
     files = open_files(pid)
     for descriptor in (1, 2):
         if match := _OUTPUT.search(files.get(descriptor, "")):
@@ -61,7 +61,7 @@ class Tree:
     """Pid of the supervisor; 0: not known."""
 
     def processes(self) -> list[ProcessInfo]:
-        """The live processes of the tree, without zombies.
+        """Return the live processes of the tree, without zombies.
 
         Raises:
             TreeUnknown: there is no supervisor.
@@ -82,11 +82,12 @@ class Tree:
         return [process for process in by_pid.values() if inside(process.pid)]
 
     def pids(self) -> list[int]:
-        """The pids of the live processes."""
+        """Return the pids of the live processes."""
         return [process.pid for process in self.processes()]
 
     def left_of_jobs(self) -> list[str]:
-        """Processes that no ended job may leave: ranks, rendezvous stores, and a second fork server of a machine."""
+        """Return the processes that no ended job may leave: ranks, rendezvous stores, and a second fork server of a
+        machine."""
         left, fork_servers = [], dict[str, list[int]]()
         for process in self.processes():
             if _RANK.fullmatch(process.name) or _STORE.fullmatch(process.name):
@@ -152,7 +153,8 @@ class CopyWatch(threading.Thread):
         return True
 
     def _location(self, process: ProcessInfo) -> RankLocation:
-        """The location of a rank's process; it is not known right after the fork, before it has an output file."""
+        """Return the location of a rank's process; it is not known right after the fork, before it has an output
+        file."""
         before = self._locations.get((process.pid, process.start), RankLocation())
         return before if before.job else location_of(process.pid)
 

@@ -71,7 +71,7 @@ class Records:
         self.unknown += more.unknown
 
     def between(self, begin: int, end: int) -> Records:
-        """The records of steps from ``begin`` to before ``end``, without final states."""
+        """Return the records of steps from ``begin`` to before ``end``, without final states."""
         kept = {rank: [r for r in records if begin <= r.step < end] for rank, records in self.of.items()}
         return Records({rank: records for rank, records in kept.items() if records}, unknown=list(self.unknown))
 
@@ -88,7 +88,8 @@ class Records:
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Ranks of which an older generation stepped after a newer one had stepped: two processes were at work."""
+        """Return the ranks of which an older generation stepped after a newer one had stepped: two processes were at
+        work."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
@@ -102,7 +103,8 @@ class Records:
         return found
 
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
-        """Median duration of the steps between two times, over all ranks, seconds; None: there are too few reports."""
+        """Return the median duration of the steps between two times, over all ranks, seconds; None: there are too few
+        reports."""
         gaps = []
         for records in self.of.values():
             times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
@@ -110,7 +112,7 @@ class Records:
         return statistics.median(gaps) if gaps else None
 
     def stepped_between(self, begin_ns: int, end_ns: int) -> int:
-        """The smallest number of steps that a rank reported between two times."""
+        """Return the smallest number of steps that a rank reported between two times."""
         return min(
             (sum(begin_ns < r.time_ns < end_ns for r in records) for records in self.of.values() if records), default=0
         )

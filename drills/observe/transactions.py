@@ -55,7 +55,7 @@ def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> i
 
 
 def _chain(nodes: Iterable[Node]) -> list[Node]:
-    """The rows from the first transaction to the last, without those that a repeated write left behind."""
+    """Return the rows from the first transaction to the last, without those that a repeated write left behind."""
     by_transaction = {node[1]: node for node in nodes}
     if not by_transaction:
         return []

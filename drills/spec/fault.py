@@ -164,25 +164,25 @@ class FaultOptions(BaseModel):
         """
 
     def why_not(self) -> str:
-        """Why the fault cannot be injected on this computer; empty: it can."""
+        """Return why the fault cannot be injected on this computer; empty: it can."""
         return ""
 
     # The target.
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the fault strikes; by default the last rank."""
+        """Return the ranks that the fault strikes; by default the last rank."""
         return [spec.topology().world_size - 1]
 
     def machine_index(self, spec: JobSpec) -> int:
-        """Position of the struck machine in the job."""
+        """Return the position of the struck machine in the job."""
         return spec.topology().machine(self.struck_ranks(spec)[0])
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that the options name, directly or by their ranks."""
+        """Return the positions of the machines that the options name, directly or by their ranks."""
         return set()
 
     def struck_machine(self, spec: JobSpec) -> str:
-        """Name of the struck machine."""
+        """Return the name of the struck machine."""
         return f"m{self.machine_index(spec)}"
 
     @property
@@ -193,17 +193,17 @@ class FaultOptions(BaseModel):
     # The strike.
 
     def describe(self, spec: JobSpec) -> str:
-        """The announcement of the fault, in a few words."""
+        """Return the announcement of the fault, in a few words."""
         options = {name: getattr(self, name) for name in type(self).model_fields}
         ranks = " and ".join(f"rank {rank}" for rank in self.struck_ranks(spec))
         return self.line.format(**options | {"ranks": ranks, "machine": self.struck_machine(spec), "loss": LOSS})
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """The entries for ranks, in order; empty: the injector does everything from outside."""
+        """Return the entries for ranks, in order; empty: the injector does everything from outside."""
         return []
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entries for workers.
+        """Return the entries for workers.
 
         Args:
             spec: The job.
@@ -233,7 +233,7 @@ class FaultOptions(BaseModel):
         return False
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines or ranks that the strike kills; empty: there is no strike."""
+        """Return the machines or ranks that the strike kills; empty: there is no strike."""
         return Loss()
 
     @property
@@ -275,15 +275,16 @@ class FaultOptions(BaseModel):
         return settings.DRILL_POLICY if self.strike_delay is None else settings.PATIENT_POLICY
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Fields of the checkpoint policy that the fault needs; ``disk`` is a folder that outlives machines."""
+        """Return the fields of the checkpoint policy that the fault needs; ``disk`` is a folder that outlives
+        machines."""
         return settings.disk_settings(disk) if self.shared_disk else {}
 
     def load(self, at_step: int) -> list[str]:
-        """Arguments of the example that decide the work in a step."""
+        """Return the arguments of the example that decide the work in a step."""
         return LIGHT
 
     def standbys(self, topology: Topology) -> int:
-        """The number of standbys that the fault needs at least."""
+        """Return the least number of standbys that the fault needs."""
         return 0
 
     # The expected result.
@@ -342,11 +343,11 @@ class FaultOptions(BaseModel):
         return self.finding is not None and self.finding.sure and not self.follows and not self.strikes_all
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines at fault, which must leave the job if there are enough spare machines."""
+        """Return the machines at fault, which must leave the job if there are enough spare machines."""
         return []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """Machines that may leave the job, but need not."""
+        """Return the machines that may leave the job, but need not."""
         return set()
 
     @property
@@ -370,7 +371,8 @@ class FaultOptions(BaseModel):
         return 1 + self.incidents_due
 
     def swept(self, job: str) -> str:
-        """Id of the workflow at whose events a sweep kills the worker; by default the job's first incident."""
+        """Return the id of the workflow at whose events a sweep kills the worker; by default the job's first
+        incident."""
         return incident_workflow_id(job, 1)
 
     @property
@@ -384,7 +386,7 @@ class FaultOptions(BaseModel):
         return STAGES
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job without a fault whose losses this job must have."""
+        """Return the job without a fault whose losses this job must have."""
         return spec
 
 
@@ -398,11 +400,11 @@ class OnRanks(FaultOptions):
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the options name, or the default."""
+        """Return the ranks that the options name, or the default."""
         return list(dict.fromkeys(self.ranks)) or super().struck_ranks(spec)
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines of the named ranks."""
+        """Return the positions of the machines of the named ranks."""
         return super().named_machines(topology) | {topology.machine(rank) for rank in self.ranks}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -429,13 +431,13 @@ class OnMachine(FaultOptions):
         return f"m{value}" if value.isdecimal() else value
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The first rank of the machine that the options name, or the default."""
+        """Return the first rank of the machine that the options name, or the default."""
         if not self.machine:
             return super().struck_ranks(spec)
         return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """The position of the named machine."""
+        """Return the position of the named machine."""
         index = {machine_names(topology.machines).index(self.machine)} if self.machine else set()
         return super().named_machines(topology) | index
 
@@ -453,14 +455,14 @@ class OnMachine(FaultOptions):
 
 
 def owners(spec: JobSpec, machine: int) -> list[int]:
-    """The ranks whose backups lie on the machine at this position."""
+    """Return the ranks whose backups lie on the machine at this position."""
     topology = spec.topology()
     peers = placement_of(spec).peers
     return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
 def with_peer(spec: JobSpec, rank: int) -> set[int]:
-    """Positions of the machine of a rank, and of the machine that has its backup."""
+    """Return the positions of the machine of a rank, and of the machine that has its backup."""
     topology, peer = spec.topology(), placement_of(spec).peers[rank]
     return {topology.machine(rank)} | ({topology.machine(peer)} if peer is not None else set())
 

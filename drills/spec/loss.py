@@ -38,7 +38,7 @@ class Promise:
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:
-    """The promise that the placement of the backups makes for a loss."""
+    """Return the promise that the placement of the backups makes for a loss."""
     topology, placement = spec.topology(), placement_of(spec)
     lost = set(loss.machines)
     if survives(topology, placement, lost):
@@ -49,7 +49,7 @@ def promise_of(spec: JobSpec, loss: Loss) -> Promise:
 
 
 def best_step(stored: Mapping[int, AbstractSet[int]]) -> int:
-    """The latest step that every rank can restore; 0: there is none.
+    """Return the latest step that every rank can restore; 0: there is none.
 
     Args:
         stored: Rank → the steps of which it has a copy.

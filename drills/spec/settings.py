@@ -64,12 +64,13 @@ DISK_EVERY = 5
 
 
 def disk_settings(disk: Path) -> dict[str, Any]:
-    """Fields of the checkpoint policy with which all machines write to one folder that outlives the machines."""
+    """Return the fields of the checkpoint policy with which all machines write to one folder that outlives the
+    machines."""
     return {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
 
 
 def placement_of(spec: JobSpec) -> Placement:
-    """The placement of a job's backups on a local cluster, which has no failure domains."""
+    """Return the placement of a job's backups on a local cluster, which has no failure domains."""
     topology = spec.topology()
     if spec.checkpoint.backup:
         return place_backups(topology)
@@ -77,5 +78,5 @@ def placement_of(spec: JobSpec) -> Placement:
 
 
 def machine_names(count: int) -> list[str]:
-    """The names of a local cluster's machines, without standbys."""
+    """Return the names of a local cluster's machines, without standbys."""
     return [f"m{index}" for index in range(count)]
