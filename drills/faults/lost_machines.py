@@ -114,7 +114,7 @@ class LostMachines(Fault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Draw the machines; in half of the episodes they stay away."""
+        """Draw the options; in half of the episodes the machines stay away."""
         drawn = super().draw(rng, topology, alone=alone)
         return drawn | ({"gone": True} if rng.random() < 0.5 else {})
 
