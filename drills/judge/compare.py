@@ -66,7 +66,7 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
 
 
 def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
-    """The records of the ranks that report losses; a script may report steps without losses."""
+    """Return the records of the ranks that report losses; a script may report steps without losses."""
     return {
         rank: reported
         for rank, reported in records.of.items()
