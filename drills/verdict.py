@@ -277,11 +277,11 @@ def copy_report_problems(request: DrillRequest, facts: DrillFacts, result: Drill
 def _not_clean(facts: DrillFacts) -> list[str]:
     found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
     if facts.duplicates:
-        found.append(f"{facts.duplicates} ranks had two copies")
+        found.append(f"{facts.duplicates} ranks had two processes at once")
     found += [f"{machine} had ranks of {' and '.join(jobs)} at the same time" for machine, jobs in facts.shared]
     found += facts.records.overlaps()
     if not facts.samples or facts.blind_s > MAX_BLIND_S:
-        found.append(f"no check for two copies of a rank for {facts.blind_s:.1f} s ({facts.samples} checks in all)")
+        found.append(f"the processes were not sampled for {facts.blind_s:.1f} s ({facts.samples} samples in all)")
     return found
 
 

@@ -90,9 +90,9 @@ def losses_are_equal(seen: GateObservations, struck: Struck, spec: JobSpec, base
 
 def one_copy_of_a_rank(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
     """No rank had two processes at once, according to frequent samples."""
-    found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
+    found = [f"{seen.copies} ranks had two processes at once"] if seen.copies else []
     if seen.blind_s > MAX_BLIND_S:
-        found.append(f"no check for two copies of a rank for {seen.blind_s:.1f} s")
+        found.append(f"the processes were not sampled for {seen.blind_s:.1f} s")
     return found
 
 

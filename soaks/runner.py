@@ -270,7 +270,7 @@ class Soak:
         left = await gather.left_behind(cluster, job.spec, job.machines)
         records, twice = await gather.records(cluster, job.spec, job.machines)
         found += [f"nothing is left behind: {text}" for text in left]
-        found += [f"one copy of a rank: the logs show {twice} second copies"] if twice else []
+        found += [f"one process of a rank: the logs show {twice} second processes"] if twice else []
         if reference.steps == job.plan.steps:
             expected, reported = Records(final=reference.records.final), Records(final=records.final)
             last = compare(expected, reported, job.spec.topology().world_size)

@@ -134,7 +134,7 @@ class KillGroup(LostMachines):
     """All machines of a parallel group are lost at once."""
 
     name = "kill-group"
-    summary = "the same to all machines of a parallel group at once"
+    summary = "SIGKILL of all processes of all machines of a parallel group at once"
     line = "{kind} group {index}: {loss}"
 
     kind: str = Field(

@@ -98,7 +98,7 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"comparison": Comparison(state=[], not_compared=["losses of all ranks"])}, "not compared: losses of all"),
         ({"generations": 7}, "launched 7 times, and 2 are enough"),
         ({"samples": 0}, "no check for two copies"),
-        ({"blind_s": 11.0}, "no check for two copies of a rank for 11.0 s"),
+        ({"blind_s": 11.0}, "the processes were not sampled for 11.0 s"),
         ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
         ({"duplicates": 1}, "two copies"),
     ],
