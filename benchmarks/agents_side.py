@@ -30,7 +30,7 @@ START_S = 60.0
 
 
 class Agents:
-    """Two agents with their folders; an async context manager that ends both."""
+    """Two agents with their folders. The class is an async context manager: it starts and ends both agents."""
 
     async def __aenter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
@@ -89,13 +89,13 @@ class Agents:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cpu_s(self) -> list[float]:
-        """CPU seconds of each agent, without its children."""
+        """Return the CPU seconds of each agent, without its children."""
         import psutil
 
         return [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self._processes]
 
     async def train(self, spec: JobSpec, *, limit_s: float) -> None:
-        """Run a job to its end on the first machine, with its backups on the second one, and release it.
+        """Run a job to its end on the first machine, with its backups on the second machine, then release it on both.
 
         Raises:
             ClusterError: a rank failed, or the job exceeded the time limit.

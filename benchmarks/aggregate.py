@@ -1,10 +1,11 @@
 """Measures how long it takes to find the machines at fault from the stacks of thousands of ranks that hang.
 
 Each rank has four stacks of about 30 frames, as py-spy prints them in JSON: its own, those of two data loaders, and
-that of a checkpoint. One pipeline of the job hangs, and lines differ between ranks as in real dumps. The time counts
-from the bytes of the dumps to the verdict. Two comparisons: the same stacks are put into a plain trie of frames, which
-names no machine; and flight records of as many ranks are analyzed by everstep and by torch's own analyzer, which lists
-the ranks that are missing in each collective.
+that of a process that saves checkpoints. One pipeline of the job hangs, and line numbers differ between ranks as in
+real dumps. The measured time begins with the bytes of the dumps and ends with the verdict. There are two comparisons.
+In the first, the same stacks are put into a plain trie of frames, which names no machine. In the second, everstep and
+torch's own analyzer read flight records of as many ranks; torch's analyzer lists the ranks that are missing in each
+collective.
 
     python -P -m benchmarks.aggregate
     python -P -m benchmarks.aggregate --quick --json
@@ -36,14 +37,14 @@ LARGEST = 10_240
 SIZES = (1_024, 2_048, 5_120, LARGEST, 20_480)
 TP, PP, PER_MACHINE = 8, 8, 8
 VARIANTS = 40
-"""Number of stacks of each kind with different lines, for the micro-batches and layers of ranks."""
+"""Number of variants of each kind of stack. Their line numbers differ, as between micro-batches and layers of ranks."""
 FRAMES = 30
 MOST_OF_TORCH = 1_024
-"""Most flight records for torch's analyzer: with 10,240 it had not ended after five minutes."""
+"""The largest number of flight records that torch's analyzer gets: with 10,240 it had not ended after five minutes."""
 
 
 def topology_of(ranks: int) -> Topology:
-    """A topology with 8 ranks (tp 8) on each machine, and pipelines of 8 stages."""
+    """Return a topology with 8 ranks (tp 8) on each machine, and pipelines of 8 stages."""
     return Topology.of(ranks // PER_MACHINE, PER_MACHINE, tp=TP, pp=PP)
 
 
@@ -103,7 +104,7 @@ class Dumps:
 
 
 def analyze(topology: Topology) -> tuple[float, int]:
-    """CPU seconds from the bytes to the verdict, and the number of bytes.
+    """Return the CPU seconds from the bytes to the verdict, and the number of bytes.
 
     Raises:
         AssertionError: the verdict names other machines.
@@ -125,7 +126,7 @@ def analyze(topology: Topology) -> tuple[float, int]:
 
 
 def trie(topology: Topology) -> tuple[float, int]:
-    """CPU seconds to put the same stacks into a trie of frames with ranks at its nodes; it names no machine."""
+    """Return the CPU seconds that put the same stacks into a trie of frames with ranks at its nodes, and the bytes."""
     root: dict[Any, Any] = {}
     seconds, size = 0.0, 0
     for name, data in Dumps(topology).files():
@@ -142,7 +143,7 @@ def trie(topology: Topology) -> tuple[float, int]:
 
 
 def measured(side: str, ranks: int) -> tuple[float, float, float]:
-    """CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
+    """Return the CPU seconds, MB of memory, and MB of dumps, measured in a separate process."""
     say(f"{side}, {ranks} ranks")
     command = [sys.executable, "-P", "-m", "benchmarks.aggregate", "--one", side, str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,8 +1,8 @@
 """Makes flight records of thousands of ranks, and analyzes them by everstep and by torch's analyzer (``torchfrtrace``).
 
-``benchmarks/aggregate.py`` measures both. The records have the form of NCCL's: the members of all groups, and the last
-operations of each rank in its tensor-parallel, data-parallel and world group. One rank has not entered its last
-tensor-parallel collective, and the other ranks wait.
+``benchmarks/aggregate.py`` measures both. The records have the form of NCCL's flight records. Each lists the members of
+its rank's groups, and the rank's last operations in its tensor-parallel, data-parallel and world group. One rank has
+not entered its last tensor-parallel collective, and the other ranks wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 4
 
 
 def records(topology: Topology) -> tuple[list[bytes], int]:
-    """The flight record of each rank as JSON, and the rank for which all others wait."""
+    """Return the flight record of each rank as JSON, and the rank for which all other ranks wait."""
     culprit = topology.world_size // 3
     groups: dict[tuple[int, ...], str] = {tuple(range(topology.world_size)): "0"}
     for kind in ("tp", "dp"):
@@ -36,7 +36,7 @@ def records(topology: Topology) -> tuple[list[bytes], int]:
         own = [topology.group(rank, "tp"), topology.group(rank, "dp"), tuple(range(topology.world_size))]
         calls = [(group, step) for step in range(1, STEPS + 1) for group in own]
         if rank == culprit:
-            calls = calls[:-3]  # without the last call in the tp group
+            calls = calls[:-3]  # the rank did not make its last call in the tp group, nor any later call
         elif rank in waiting:
             calls = calls[:-2]
         elif culprit in own[1] or set(own[1]) & waiting:
@@ -72,7 +72,7 @@ def _entry(number: int, group: str, step: int, done: bool) -> dict[str, Any]:
 
 
 def by_everstep(topology: Topology) -> tuple[float, int]:
-    """CPU seconds from the bytes to the verdict, and the number of bytes.
+    """Return the CPU seconds from the bytes to the verdict, and the number of bytes.
 
     Raises:
         AssertionError: the verdict names another rank.
@@ -89,7 +89,7 @@ def by_everstep(topology: Topology) -> tuple[float, int]:
 
 
 def by_torch(topology: Topology) -> tuple[float, int]:
-    """CPU seconds of torch's analyzer from the bytes to its tables, and the number of bytes.
+    """Return the CPU seconds of torch's analyzer from the bytes to its tables, and the number of bytes.
 
     Raises:
         AssertionError: the analyzer does not report the rank as missing.

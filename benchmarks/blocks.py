@@ -1,7 +1,8 @@
-"""Compares two ways of training that take turns in short blocks of steps, with a confidence interval.
+"""Compares the step times of two ways of training, which take turns in short blocks of steps.
 
-On a shared processor the speed changes by a third from one second to the next. So each block is compared with its
-neighbour, there are many short blocks, and the fastest steps are compared as well as all steps.
+On a shared processor the speed changes by a third from one second to the next. So there are many short blocks, and each
+block is compared with its neighbour. The fastest steps are compared, and all steps too. Each comparison has a
+confidence interval.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ Blocks = Sequence[Sequence[float]]
 
 
 def fastest(blocks: Blocks) -> float:
-    """The 10th percentile of the steps, seconds.
+    """Return the 10th percentile of the steps, seconds.
 
-    They show the cost of every step without the noise of other programs. Costs of only some steps show in the mean.
+    The fastest steps show a cost that every step has, without the noise of other programs. A cost that only some steps
+    have shows in the mean.
     """
     return quantile([step for block in blocks for step in block], 0.1)
 
 
 def median(blocks: Blocks) -> float:
-    """The median of the steps, seconds."""
+    """Return the median of the steps, seconds."""
     return quantile([step for block in blocks for step in block], 0.5)
 
 
 def mean(blocks: Blocks) -> float:
-    """The mean of all steps, seconds."""
+    """Return the mean of all steps, seconds."""
     return sum(map(sum, blocks)) / sum(map(len, blocks))
 
 
 def interval(with_s: Blocks, without_s: Blocks, of: Callable[[Blocks], float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the loss, the share by which steps with are longer, by a bootstrap over pairs."""
+    """Return the 95 % confidence interval of the share of throughput that is lost, by a bootstrap over pairs of
+    blocks."""
     draw = random.Random(1)
     pairs = list(zip(with_s, without_s, strict=True))
     found = []

@@ -1,4 +1,5 @@
-"""Measures the checkpoints of every step, in four parts, each with peers that handle the same number of bytes.
+"""Measures what a checkpoint of every step costs, in four parts. In each part the peers handle the same number of
+bytes.
 
 saves: the time for which a save blocks training, compared with DLRover's flash checkpoint, torch's DCP and plain
 copies; throughput: how much training slows down; exchange: how fast agents exchange slots, compared with a bare socket
@@ -82,7 +83,7 @@ def restore(quick: bool) -> Part:
 
 
 PARTS: dict[str, Callable[[bool], Part]] = {
-    "exchange": exchange,  # first, since it forks and there must be no threads yet
+    "exchange": exchange,  # first: it forks, so there must be no threads yet
     "restore": restore,
     "saves": saves,
     "throughput": throughput,
@@ -99,7 +100,7 @@ def main() -> None:
     chosen = options.parts.split(",")
     if unknown := set(chosen) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    # SIGTERM acts as Ctrl-C, so that all started processes end on the way out.
+    # SIGTERM acts as Ctrl-C, so that this program ends all processes that it started before it exits.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

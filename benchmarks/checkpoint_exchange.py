@@ -1,7 +1,7 @@
 """Measures how fast agents exchange slots over the loopback interface, and the CPU time of both ends.
 
-The agents' own code runs in this process and in another one, from ``/dev/shm`` to ``/dev/shm`` and with verification.
-It is compared with a plain copy in memory and with a bare socket.
+The agents' own code runs in this process and in another process. It transfers slots from ``/dev/shm`` to ``/dev/shm``
+and verifies them. The peers are a plain copy in memory and a bare socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from everstep.slots.reader import SlotReader
 AIM_GB_S = 1.0
 JOB = "bench"
 WARM = 2
-"""Transfers that are not counted, so that both slots of a backup have memory."""
+"""Number of first transfers that are not counted: after them both slots of a backup have memory."""
 CHUNK = 4_000_000
 """Size of a piece of a backup, bytes: the default of ``backup_chunk_mb``."""
 MEMCPY, SOCKET, BACKUP, FETCH, FETCH_NEW = (
@@ -56,7 +56,7 @@ class Transfers:
     """CPU seconds of this process and of the other process."""
 
     def rate(self, way: str) -> float:
-        """The median rate, GB/s."""
+        """Return the median rate, GB/s."""
         return self.megabytes / 1e3 / Spread.of(self.seconds[way]).median
 
     def rows(self) -> list[Row]:
@@ -75,7 +75,7 @@ class Transfers:
         return rows
 
     def table(self) -> str:
-        """A table with a line for each way."""
+        """Return a table with a line for each way."""
         lines = [f"{self.megabytes} MB between two processes   median s     p90     max    GB/s"]
         for way, seconds in self.seconds.items():
             spread = Spread.of(seconds)

@@ -1,7 +1,7 @@
-"""Measures saves of a model of several GB on a GPU: what they block, what training loses, and how fast they copy.
+"""Measures saves of several GB from a GPU: how long they block, how much throughput is lost, how fast they copy.
 
 One rank runs, and the sides take turns, each turn in a process of its own. ``--device cpu`` only tries the benchmark on
-a computer without a GPU: its figures mean nothing for GPUs.
+a computer without a GPU: such figures mean nothing for GPUs.
 
     python -P -m benchmarks.checkpoint_gpu --gigabytes 12
     python -P -m benchmarks.checkpoint_gpu --device cpu --gigabytes 0.1 --rounds 1 --steps 3
@@ -52,7 +52,7 @@ def main() -> None:
             found.first.setdefault(side, []).extend(turned.first)
             step = Spread.of([sample.step for sample in turned.steady]).median
             say(f"round {turn + 1} of {options.rounds}: {side} {step:.3f} s")
-    # With almost no work in a step, the complete copy blocks.
+    # In this turn a step has almost no work, so the blocking time is the time of the complete copy.
     bare = run_turn("everstep", here, found.megabytes, 1, steps=options.steps, ranks=1, device=device)
     rates = [found.megabytes / 1e3 / (sample.save + sample.gate) for sample in bare.steady]
     rows = rows_of(
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def copy_rate(device: str) -> float:
-    """The rate of the fastest plain copy from the device into pinned memory of the host, GB/s: the limit of the bus."""
+    """Return the rate of the fastest plain copy from the device into pinned host memory, GB/s: the limit of the bus."""
     there = torch.ones(COPY_MB * 250_000, device=device)
     here = torch.empty_like(there, device="cpu", pin_memory=device == "cuda").zero_()
     best = float("inf")

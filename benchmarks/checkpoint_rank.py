@@ -2,9 +2,9 @@
 
     python -P -m benchmarks.checkpoint_rank '{"side": "everstep", …}'
 
-The interpreter of the side's environment runs it. The blocking time is measured in the same way for all sides: from the
-end of a step's body to the beginning of the next one (the save), and from the call of ``optimizer.step()`` to the
-beginning of its work (the gate).
+The interpreter of the side's environment runs it. The blocking time is measured in the same way for all sides. It has
+two parts: from the end of a step's body to the beginning of the next body (the save), and from the call of
+``optimizer.step()`` to the beginning of its work (the gate).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.peers import savers
 from benchmarks.peers.savers import Saver
 
 FIRST = 3
-"""Number of first saves, which touch new memory: one for each slot; other sides have fewer buffers."""
+"""Number of saves at the start that touch new memory: one for each slot of everstep. Other sides have fewer buffers."""
 PARAMETERS = 8
 """Number of the model's tensors; with two moments each, 24 large tensors are saved."""
 SIZE = {"cpu": 1024, "cuda": 8192}
@@ -43,7 +43,7 @@ class Settings:
     calls: int
     """Number of matrix products in a step; 0: measure how many take a second."""
     warm: int
-    """Number of steps that are not counted."""
+    """Number of warm-up steps, which are not counted."""
     steps: int
     folder: str
     rank: int
@@ -58,7 +58,7 @@ class Sample:
     save: float
     gate: float
     waited: float
-    """Wait for an earlier save that had not ended; this part of the save is counted separately."""
+    """The wait for an earlier save that had not ended; ``save`` does not include it."""
     step: float
     """Time from one body to the next."""
 
@@ -132,7 +132,7 @@ class Everstep(Saver):
         self._state = self._run.checkpoint(model=self.model, optimizer=self.optimizer)
 
     def steps(self, total: int) -> Iterator[int]:
-        """The loop of a script."""
+        """Return the loop of a script over its steps."""
         return self._run.steps(total, self._state)
 
     def report(self, step: int, loss: float) -> None:
@@ -140,7 +140,7 @@ class Everstep(Saver):
         self._run.report(step, loss=loss)
 
     def saved_bytes(self) -> int:
-        """Size of the newest committed slot's tensors."""
+        """Return the size of the newest committed slot's tensors."""
         from everstep.rank import environment
         from everstep.slots.reader import SlotReader
 
@@ -168,7 +168,7 @@ def main() -> None:
         result = {"calls_per_second": calibrate(settings.device)}
     else:
         work = Work(settings.megabytes, settings.calls, settings.device)
-        work.update()  # the moments exist from here on
+        work.update()  # makes the optimizer's moments
         saver = SIDES[settings.side](work.model, work.optimizer, Path(settings.folder), settings.rank)
         first, samples = train(work, saver, settings)
         saved = saver.saved_bytes()
@@ -183,11 +183,11 @@ def main() -> None:
     Path(settings.folder, f"rank-{settings.rank}.json").write_text(json.dumps(result))
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # the parent ends threads and processes that a side left
+    os._exit(0)  # do not wait for threads that a side left; the parent ends the processes that it left
 
 
 def calibrate(device: str) -> float:
-    """Matrix products per second of one core, or of the device, while all ranks compute."""
+    """Return the number of matrix products per second of one core, or of the device, while all ranks compute."""
     work = Work(1, 20, device)
     work.compute()
     dist.barrier()
@@ -200,7 +200,7 @@ def calibrate(device: str) -> float:
 
 
 def train(work: Work, saver: Saver, settings: Settings) -> tuple[list[Sample], list[Sample]]:
-    """Train; returns the samples of the first steps, and of the steps after the warm ones."""
+    """Train; return the samples of the first steps, and those of the steps after the warm-up."""
     first, samples = [], []
     loss = torch.zeros(1)
     ended = 0.0

@@ -1,7 +1,7 @@
 """Measures the time in which a new rank restores its state, from its own slot and in other ways.
 
-Each sample is a new process, forked from one that has imported torch, as under everstep. It makes model and optimizer,
-and the time counts from the call until the state is in place. The restored state is compared bit for bit.
+Each sample is a new process, forked from one that has imported torch, as under everstep. It makes model and optimizer.
+The measured time is that from the call until the state is in place. The restored state is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Restores:
     failures: list[str] = field(default_factory=list)
 
     def rows(self) -> list[Row]:
-        """Rows of everstep's time against the aim and against other ways."""
+        """Return rows that compare everstep's time with the aim and with other ways."""
         name = f"restore of {self.megabytes} MB"
         ours = self.seconds.get("everstep", [])
         aim = AIM_S * self.megabytes / 512
@@ -58,7 +58,7 @@ def measure(megabytes: int, *, runs: int) -> Restores:
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # as the fork server does, so that collections in a child do not touch the parent's objects
+    gc.freeze()  # the fork server does this too: collections in a child then do not touch the parent's objects
     try:
         return _measure(Restores(megabytes), runs)
     finally:
@@ -83,7 +83,7 @@ def _measure(found: Restores, runs: int) -> Restores:
 
 
 def _checkpoint(folder: Path, work: Work) -> Any:
-    """A rank's checkpoint under everstep."""
+    """Set the variables of a rank under everstep, and return its checkpoint."""
     import everstep
 
     for name, value in everstep_environment(folder, 1, overlap=True).items():
@@ -115,7 +115,7 @@ def _restore(folder: Path, megabytes: int, way: str) -> float:
     work = Work(megabytes, 0)
     for parameter in work.model:
         parameter.data.zero_()
-        parameter.grad = None  # a new rank has none
+        parameter.grad = None  # a new rank has no gradients
     do = WAYS[way](folder, work)
     began = time.perf_counter()
     do()
@@ -182,7 +182,7 @@ WAYS: dict[str, Callable[[Path, Work], Callable[[], object]]] = {
 
 
 def _flat(work: Work) -> dict[str, Any]:
-    """The state in the form that DCP recommends, with names instead of numbers."""
+    """Return the state in the form that DCP recommends, with names instead of numbers."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = get_state_dict(work.model, work.optimizer)

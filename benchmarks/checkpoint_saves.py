@@ -60,11 +60,11 @@ class Saves:
     failures: list[str] = field(default_factory=list)
 
     def blocking(self, side: str) -> list[float]:
-        """Blocking times of the saves, without the wait for earlier saves, seconds."""
+        """Return the blocking times of the saves, without the wait for earlier saves, seconds."""
         return _blocking(self.samples.get(side, []))
 
     def rows(self) -> list[Row]:
-        """Rows that compare everstep with the other sides."""
+        """Return rows that compare everstep with the other sides."""
         name = f"save of {self.megabytes} MB blocks"
         ours = self.blocking("everstep")
         rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
@@ -78,7 +78,7 @@ class Saves:
         return rows
 
     def table(self) -> str:
-        """A table with a line for each side."""
+        """Return a table with a line for each side."""
         lines = [
             f"Saves of {self.megabytes} MB a rank, {self.ranks} ranks (s)",
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
@@ -91,7 +91,7 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The samples of all ranks that saved in one side's turn."""
+    """The samples of one side's turn, from all ranks that saved."""
 
     first: list[Sample]
     steady: list[Sample]
@@ -102,7 +102,7 @@ def _blocking(samples: Sequence[Sample]) -> list[float]:
 
 
 def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
-    """A line of the table for each side."""
+    """Return a line of the table for each side."""
     lines = []
     for side, found in samples.items():
         spread = Spread.of(_blocking(found))
@@ -117,7 +117,7 @@ def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
 
 
 def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
-    """Let the sides take turns, in another order in each round.
+    """Let the sides take turns, in reverse order in every second round; return the samples for each size.
 
     Args:
         sizes: Sizes of a rank's state, MB.
@@ -155,7 +155,7 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
 
 
 def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
-    """Number of matrix products that keep each rank busy for a second while all ranks compute."""
+    """Measure how many matrix products keep each rank busy for a second while all ranks compute."""
     with scratch() as folder:
         settings = [Settings("none", 1, 0, 0, 0, str(folder), rank, ranks, device) for rank in range(ranks)]
         found = _run(settings, Path(sys.executable), {})

@@ -1,7 +1,7 @@
 """Measures how much a save and a backup of every step slow training down, with and without a spare core.
 
-Two agents run on this computer, without a control plane: the first has the ranks, and the second their backups. So the
-computer does the work of each machine of a cluster: it copies, sends, receives and verifies. Blocks of steps with saves
+Two agents run on this computer, without a control plane: the first has the ranks, and the second their backups. So this
+computer does what each machine of a cluster does: it copies, sends, receives and verifies. Blocks of steps with saves
 and without saves take turns in the same processes.
 """
 
@@ -32,14 +32,14 @@ class Case:
     megabytes: int
     backup: bool
     with_s: list[list[float]] = field(default_factory=list)
-    """Seconds of each step with a save on rank 0, block by block; all ranks step together."""
+    """Seconds of each step with a save, block by block; those of rank 0, since all ranks step together."""
     without_s: list[list[float]] = field(default_factory=list)
     rank_cpu: float = 0.0
     """Additional CPU seconds of rank 0 in a step with a save."""
     agents_cpu: list[float] = field(default_factory=list)
     """CPU seconds of each agent, per saved step."""
     backup_lag: list[int] = field(default_factory=list)
-    """Steps between the newest save and the newest backup of each rank at the end."""
+    """For each rank: the number of steps by which its newest backup is behind its newest save at the end."""
     failure: str = ""
 
     @property
@@ -50,7 +50,7 @@ class Case:
         return f"throughput, {what} of {self.megabytes} MB every step, {spare}"
 
     def rows(self) -> list[Row]:
-        """Rows with the steps per second, of the fastest steps and of all steps."""
+        """Return rows with the steps per second, of the fastest steps and of all steps."""
         if self.failure:
             return []
         aim = AIM if self.ranks == 1 else None
@@ -61,7 +61,7 @@ class Case:
         return found
 
     def note(self) -> str:
-        """A note with the confidence intervals of the losses and the CPU time behind them."""
+        """Return a note with the lost throughput, its confidence intervals, and the additional CPU time."""
         if self.failure:
             return f"{self.name}: {self.failure}"
         agents = " and ".join(f"{one:.3f}" for one in self.agents_cpu)

@@ -1,10 +1,11 @@
-"""The script of ``benchmarks/checkpoint_throughput.py``: makes busy steps, in blocks with and without saves by turns.
+"""The script of ``benchmarks/checkpoint_throughput.py``: makes busy steps, in blocks with saves and blocks without that
+take turns.
 
     everstep's agent runs it:  checkpoint_training.py FOLDER MEGABYTES CALLS BLOCKS STEPS
 
-A block without saves runs within one body of ``run.steps``, as in a loop that a user could write. Steps in which work
-of the previous block may still run are not counted. The script writes the seconds of every step, block by block, and
-the CPU seconds of the blocks to ``FOLDER/blocks-<rank>.json``.
+A block without saves runs within a single body of the loop over ``run.steps``, so none of its steps is saved. Steps in
+which work of the previous block may still run are not counted. The script writes the seconds of every step, block by
+block, and the CPU seconds of the blocks to ``FOLDER/blocks-<rank>.json``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import everstep
 from benchmarks.checkpoint_rank import Work
 
 CALM = 2
-"""Number of steps between blocks that are not counted, since a copy and a backup may still be under way."""
+"""Number of steps at the start of each block that are not counted: a copy and a backup of the previous block may
+run."""
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """Measures how fast logs are classified.
 
-The logs are a long one without problems until its end, one in which every line has a word of a rule, the ends of 10,000
-ranks' outputs, and one in which 1,000 ranks raise exceptions at once.
+There are four kinds of logs: a long log that has a problem only at its end; a log in which every line has a word of a
+rule; the ends of the outputs of 10,000 ranks; and a log in which 1,000 ranks raise exceptions at once.
 
-One process works in memory, without disks and decompression. The aims hold for CPU time; nothing here waits, so this is
-also the time on an idle core.
+One process works in memory, without disks and decompression. The aims limit CPU time. Nothing here waits, so the
+elapsed time on an idle core is the same.
 
     python -P -m benchmarks.classify
     python -P -m benchmarks.classify --quick --json
@@ -37,7 +37,7 @@ CLOSED = "RuntimeError: [/build/gloo/transport/tcp/pair.cc:547] Connection close
 
 
 def quiet_log(megabytes: int, line: str) -> bytes:
-    """A log with lines of training and a traceback at the end."""
+    """Return a log with lines of training and a traceback at the end."""
     draw = random.Random(7)
     lines = [
         line.format(step=step, second=step % 60, loss=draw.random(), rate=draw.randint(10_000, 99_999))
@@ -52,7 +52,8 @@ def quiet_log(megabytes: int, line: str) -> bytes:
 
 
 def tails(ranks: int) -> list[bytes]:
-    """The ends of the ranks' outputs: one rank ran out of GPU memory, and the others lost their connection to it."""
+    """Return the ends of the ranks' outputs: one rank ran out of GPU memory, and the others lost their connection to
+    it."""
     found = []
     for rank in range(ranks):
         last = CLOSED.format(rank // 250, rank % 250, 20_000 + rank)
@@ -67,7 +68,7 @@ def tails(ranks: int) -> list[bytes]:
 
 
 def merged(ranks: int) -> bytes:
-    """The output of all ranks in one log, line by line in turn."""
+    """Return the output of all ranks in one log, a line of each rank in turn."""
     each = [tail.decode().splitlines() for tail in tails(ranks)]
     shortest = min(map(len, each))
     rows = zip(*(lines[-shortest:] for lines in each), strict=True)
@@ -75,7 +76,7 @@ def merged(ranks: int) -> bytes:
 
 
 def scan(data: bytes) -> LogVerdict:
-    """Classify one log, in pieces as from a file."""
+    """Classify one log, which is read in pieces as from a file."""
     scanner = LogScanner("log")
     for at in range(0, len(data), FEED):
         scanner.feed(data[at : at + FEED])
@@ -83,7 +84,7 @@ def scan(data: bytes) -> LogVerdict:
 
 
 def of_ranks(data: list[bytes]) -> LogVerdict:
-    """Classify one log for each rank."""
+    """Classify a failure by the logs of all ranks, one log for each rank."""
     matcher = LineMatcher()
     logs = []
     for rank, tail in enumerate(data):
@@ -94,7 +95,7 @@ def of_ranks(data: list[bytes]) -> LogVerdict:
 
 
 def timed(name: str, run: Callable[[], LogVerdict], reason: str, times: int) -> Spread:
-    """CPU seconds of some runs.
+    """Return the CPU seconds of several runs.
 
     Raises:
         AssertionError: a run finds another reason.

@@ -28,12 +28,12 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of at least one value."""
         return cls(quantile(values, 0.5), quantile(values, 0.9), max(values), len(values))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """A quantile by linear interpolation between the two nearest values.
+    """Return a quantile by linear interpolation between the two nearest values.
 
     Raises:
         ValueError: there are no values, or the share is not between 0 and 1.
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Everstep's value over the peer's."""
+        """Everstep's value divided by the peer's."""
         return None if self.ours is None or not self.peer else self.ours / self.peer
 
     @property
@@ -76,14 +76,14 @@ class Row:
         return value >= self.aim if self.larger else value <= self.aim
 
     def as_json(self) -> dict[str, Any]:
-        """The row with its ratio and whether the aim is met."""
+        """Return the row with its ratio and whether the aim is met."""
         fields = asdict(self)
         del fields["larger"]
         return fields | {"ratio": self.ratio, "met": self.met}
 
 
 def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], *, aim: float | None) -> list[Row]:
-    """Rows with median, p90 and maximum of both sides; the aim limits the ratio in each row."""
+    """Return rows with median, p90 and maximum of both sides; the aim limits the ratio in each row."""
     mine, theirs = (Spread.of(values) if values else None for values in (ours, peer))
     return [
         Row(
@@ -98,7 +98,7 @@ def rows_of(name: str, unit: str, ours: Sequence[float], peer: Sequence[float], 
 
 
 def environment() -> dict[str, Any]:
-    """The environment of a benchmark's run, which belongs to every figure."""
+    """Return the environment of a benchmark's run, which is shown with every figure."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -131,7 +131,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
 
 
 def finish(failures: Sequence[str]) -> None:
-    """End a benchmark: with exit code 1 and a list of failures if a side did not run each time.
+    """If a side did not run each time, print the failures and exit with code 1; else only flush the output.
 
     Args:
         failures: The sides that failed, with the reasons.

@@ -2,10 +2,10 @@
 
 Each fault is injected several times as a drill into a small job on a local cluster, at random steps, so that it strikes
 at any moment of an inspection's period. Faults of links, and machines that stay away, need clusters of their own. A
-fault is *found* when an inspection detects it, or the agent if a rank ends, and *reported* when its incident is open.
-If a machine is faulty while its ranks step, the incident opens a second later, since the ranks might end too, or ten
-seconds later if several machines have the same fault. Most aims are those of ByteRobust's table 3. Without inspections,
-ByteRobust needs the framework's time-out of about ten minutes.
+fault is *found* when an inspection detects it; where a rank ends, the agent detects that. It is *reported* when its
+incident is open. If a machine is faulty while its ranks step, the incident opens a second after the finding, since the
+ranks might end too. If several machines have the same fault, it opens ten seconds after. Most aims are those of
+ByteRobust's table 3. Without inspections, ByteRobust needs the framework's time-out of about ten minutes.
 
     python -P benchmarks/detection.py
     python -P benchmarks/detection.py --quick --json
@@ -32,7 +32,7 @@ from everstep.errors import CannotInject, EverstepError
 SIZES: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1}
 STEPS = 60
 LIMIT_S = 1800.0
-"""All runs of a fault on a separate cluster are over within this time, seconds."""
+"""Time limit for all runs of a fault on a separate cluster, seconds."""
 SMALL = ["--machines", "2", "--ranks-per-machine", "2", "--tp", "2", "--pp", "1"]
 IN_A_NETWORK = ["--machines", "3", "--ranks-per-machine", "1", "--tp", "1", "--pp", "1", "--standbys", "0"]
 
@@ -46,7 +46,7 @@ class Measured:
     aim_s: float
     """Aim, seconds: that of ByteRobust's table 3, or our own for ranks, machines and file systems."""
     aim_of: Literal["found", "reported"]
-    """The time that has the aim."""
+    """Which of the two times the aim limits."""
     options: dict[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     """Arguments of ``everstep drill`` for a fault that needs a separate cluster; empty: it shares a cluster."""
@@ -128,7 +128,7 @@ async def measure(runs: int, seed: int) -> tuple[Results, list[str]]:
 
 
 def apart(measured: Measured, runs: int) -> tuple[list[DrillResult], list[str]]:
-    """Inject a fault that needs a separate cluster, in a separate process, since it may enter a network."""
+    """Inject a fault on a separate cluster, in a separate process, since the drill may enter a network of its own."""
     command = [sys.executable, "-P", "-m", "console.main", "drill", measured.fault, *measured.words]
     done = subprocess.run(
         [*command, "--repeat", str(runs), "--json"], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
@@ -146,7 +146,7 @@ def apart(measured: Measured, runs: int) -> tuple[list[DrillResult], list[str]]:
 
 
 def rows_of(measured: Measured, results: Sequence[DrillResult]) -> list[Row]:
-    """Rows with median and maximum of the times until the fault is found and until it is reported."""
+    """Return rows with median and maximum of the times until the fault is found and until it is reported."""
     rows = []
     for label, key in (("found", "found_s"), ("reported", "detected_s")):
         times = [seconds for result in results if (seconds := getattr(result, key)) is not None]

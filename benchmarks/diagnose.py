@@ -1,7 +1,7 @@
-"""Measures the activity that diagnoses machines, for a thousand machines: seconds, events of the history, and bytes.
+"""Measures the activity that diagnoses a thousand machines: its seconds, the events of the history, and their bytes.
 
-It uses a real Temporal server, a worker that only has this activity, and simulated agents with real gRPC
-(``benchmarks/scale_agents.py``), on one computer. The time of the tests themselves is not included.
+On one computer run a real Temporal server, a worker that has only this activity, and simulated agents with real gRPC
+(``benchmarks/scale_agents.py``). The time of the tests themselves is not included.
 
     python -P benchmarks/diagnose.py --machines 1024
 """
@@ -43,7 +43,7 @@ class DiagnoseOnly:
 
 
 async def measure(client: Client, agents: Agents, tests: list[str], found: dict[str, float]) -> str:
-    """Run one diagnosis, and add its figures to ``found``; returns a problem with its answer."""
+    """Run one diagnosis, and add its figures to ``found``; return what is wrong with its answer, or ""."""
     pool, name = AgentClients(), " ".join(tests) if len(tests) == 1 else f"{len(tests)} tests"
     async with Worker(
         client,

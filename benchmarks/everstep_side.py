@@ -55,7 +55,7 @@ class EverstepSide:
 
         Args:
             machines: Number of machines of the job.
-            standbys: Number of further machines.
+            standbys: Number of machines that are kept for replacement.
             at_most: Number of machines to which the cluster may grow; 0: it does not grow.
         """
         self._machines, self._standbys, self._at_most = machines, standbys, at_most
@@ -135,7 +135,7 @@ class EverstepSide:
         """
         self._count += 1
         name = f"bench-{self._count}"
-        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # so many evictions need no operator
+        policy = RecoveryPolicy(evict={"at_least": len(machines)})  # that many evictions need no operator
         spec = JobSpec(
             name=name,
             script=str(script),
@@ -170,7 +170,7 @@ class EverstepSide:
             raise ClusterError(f"{job} did not reach step {step} within {LIMIT_S:.0f} s") from None
 
     def idle_share(self, machine: str, seconds: float) -> float:
-        """The share of a core that an idle machine uses, measured for some seconds."""
+        """Return the share of a core that an idle machine uses, measured for this many seconds."""
         cluster = ClusterFile.load(NAME)
         folders = (state_folder(cluster, machine), cluster.shm / machine)
         processes = [psutil.Process(pid) for pid in cluster_processes.of_machine(cluster.id, machine, *folders)]
@@ -217,7 +217,7 @@ def _cpu_s(process: psutil.Process) -> float:
 def recovery_of(
     rank: int, at_step: int, report: IncidentReport, times: Times, *, fault_ns: int, seen_ns: int
 ) -> Recovery:
-    """The parts of a recovery, from the mark of the fault, the report of the incident, and the history."""
+    """Return a recovery with its parts, from the mark of the fault, the report of the incident, and the history."""
     assert report.confirmation is not None
     total_s = (report.confirmation.stepped_ns - fault_ns) / 1e9
     within = report.confirmation.parts

@@ -14,7 +14,7 @@ class Forked:
 
     Args:
         do: The function. Its first argument is its end of the pipe.
-        args: Its further arguments.
+        args: The function's further arguments.
     """
 
     def __init__(self, do: Callable[..., Any], *args: Any) -> None:
@@ -71,7 +71,7 @@ def call(do: Callable[..., Any], *args: Any) -> Any:
 
 
 def answer(pipe: Connection, value: Any) -> None:
-    """Answer a question, within the forked process."""
+    """Answer a question of the parent; the forked process calls this."""
     pipe.send((value, ""))
 
 

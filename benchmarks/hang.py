@@ -27,11 +27,11 @@ from everstep.model.stage import Stage
 SIZES: dict[str, Any] = {"machines": 4, "ranks_per_machine": 2, "tp": 2, "pp": 2}
 STEPS, STEP_S = 70, 0.1
 SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "8", "--batch", "2", "--microbatches", "2"]
-"""Arguments of the example: little to compute, and every kind of communication."""
+"""Arguments of the example. It has little to compute, but every kind of communication."""
 AIMS = {"stop-rank": 1.5, "deadlock": 5.0, "skip-collective": 5.0, "hang-dataloader": 5.0}
 """Fault → seconds until all ranks step again."""
 TRACE_S = 0.5
-"""Aim for taking the samples of 8 ranks, without the time between them, seconds."""
+"""Aim for taking the samples of 8 ranks, without the pauses between samples, seconds."""
 PARTS = ((Stage.TRACE,), (Stage.STOP,), (Stage.EVICT,), (Stage.RESTORE,), (Stage.REATTEMPT, Stage.CONFIRM))
 DEFAULTS = {name: RecoveryPolicy().value(name) for name in ("hang.floor_s", "hang.idle_floor_s", "hang.stopped_s")}
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], list[str]]:
-    """Inject each fault this many times, in turns; returns the results and the failures."""
+    """Inject each fault ``runs`` times, in turns; return the results and the failures."""
     results: dict[str, list[DrillResult]] = {fault: [] for fault in AIMS}
     failures: list[str] = []
     chosen, world = random.Random(seed), SIZES["machines"] * SIZES["ranks_per_machine"]
@@ -86,7 +86,7 @@ async def measure(runs: int, seed: int) -> tuple[dict[str, list[DrillResult]], l
 
 
 def in_words(result: DrillResult) -> str:
-    """One run as a line of progress."""
+    """Return one run as a line of progress."""
     stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.stages)
     return (
         f"steps of {result.step_s or 0:.2f} s, reported {result.detected_s} s ({stages}), again {result.recovered_s} s"
@@ -94,7 +94,7 @@ def in_words(result: DrillResult) -> str:
 
 
 def rows_of(fault: str, results: Sequence[DrillResult]) -> list[Row]:
-    """Rows of the times until the incident opens, of the stages, and until all ranks step again."""
+    """Return rows of the times until the incident opens, of the stages, and until all ranks step again."""
     rows = []
     times = [result.detected_s for result in results if result.detected_s is not None]
     if times:

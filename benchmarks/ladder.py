@@ -1,10 +1,10 @@
 """Measures the time of each rung of the ladder, and of the complete ladder for a machine that computes wrong gradients.
 
-Jobs run on 4, 8 and 16 local machines with one rank each, and there is one spare machine. On one machine a gradient has
-a wrong bit, but only in jobs of several machines: the machine's tests pass, a restart does not help, and the replay
-finds the machine. In other jobs new code fails after a step and is rolled back. The time of a rung is that of the
-incident's report. The time of the complete ladder is that from the fault until all ranks step without the machine. The
-peer is ByteRobust's table 6: 4,289 s on average until a NaN was located.
+Jobs run on 4, 8 and 16 local machines with one rank each, and there is one spare machine. One machine computes a
+gradient with a wrong bit, but only in jobs of several machines. So the machine's tests pass, a restart does not help,
+and the replay finds the machine. In other jobs new code fails after a step and is rolled back. The time of a rung is
+taken from the incident's report. The time of the complete ladder is that from the fault until all ranks step without
+the machine. The peer is ByteRobust's table 6: 4,289 s on average until a NaN was located.
 
     python -P benchmarks/ladder.py
     python -P benchmarks/ladder.py --quick --json
@@ -28,7 +28,7 @@ from everstep.model.ladder import Rung
 SIZES = (4, 8, 16)
 """Numbers of machines of the job."""
 AIM_MACHINES, AIM_S = 8, 60.0
-"""The aim for the whole ladder: seconds with this many machines."""
+"""The aim for the complete ladder: seconds with this many machines."""
 PAPER_S = 4289.0
 """Average time until a NaN was located, seconds (ByteRobust, table 6)."""
 PARTS: Mapping[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, list[str]]:
-    """Inject each fault this many times with each size; returns the results and the failures."""
+    """Inject each fault ``runs`` times with each number of machines; return the results and the failures."""
     results: Results = defaultdict(list)
     failures: list[str] = []
     chosen = random.Random(seed)
@@ -97,7 +97,7 @@ async def measure(sizes: Sequence[int], runs: int, seed: int) -> tuple[Results, 
 
 
 def rows_of(machines: int, results: Mapping[tuple[int, str], Sequence[DrillResult]]) -> list[Row]:
-    """Rows with median and maximum of each rung, and of the complete ladder, for a number of machines."""
+    """Return rows with median and maximum of each rung, and of the complete ladder, for a number of machines."""
     rows = []
     for fault, rungs in RUNGS.items():
         found = results.get((machines, fault), [])

@@ -1,10 +1,10 @@
 """Measures the cost of inspections: the CPU time of an agent with and without them, and the effect on training steps.
 
 Two real agents run on this computer for some time, one with all inspections at their default periods and one without
-any, and their CPU times are compared. Then steps of a small model are measured in blocks of some seconds. In each pair
-of blocks first one agent runs and the other one is stopped (SIGSTOP), and then the other way round; the order changes
-each time. An agent that resumes runs all inspections that are due, so a block has more inspections than the same time
-normally has.
+any, and their CPU times are compared. Then steps of a small model are measured in blocks of some seconds. In the first
+block of a pair one agent runs and the other agent is stopped (SIGSTOP); in the second block it is the other way round.
+The order changes from pair to pair. An agent that resumes runs all inspections that are due, so a block has more
+inspections than usual.
 
     python -P benchmarks/monitor.py
     python -P benchmarks/monitor.py --quick --json
@@ -107,7 +107,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _steps(inspecting: psutil.Process, idle: psutil.Process, pairs: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Durations of steps while one agent runs, and while the other one runs, block by block."""
+    """Return the durations of steps, block by block: those while ``inspecting`` runs, and those while ``idle`` runs."""
     step = _training()
     found: dict[int, list[list[float]]] = {inspecting.pid: [], idle.pid: []}
     for process in (inspecting, idle):
@@ -123,7 +123,7 @@ def _steps(inspecting: psutil.Process, idle: psutil.Process, pairs: int) -> tupl
 
 
 def _training() -> Callable[[], None]:
-    """A function that makes a step of a small model on one core."""
+    """Return a function that makes a step of a small model on one core."""
     import torch
 
     torch.set_num_threads(1)

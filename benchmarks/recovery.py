@@ -2,9 +2,10 @@
 
 The example GPT runs on 8 ranks (tp 2, pp 2, dp 2; on 4 machines of 2 ranks under everstep). A random rank is killed
 between backward and the optimizer's step. The sides take turns and change their order, so that other programs disturb
-all of them alike. The time counts from the mark of the fault to the first step that all ranks have completed. everstep
-restores the state of the previous step and saves the new one. torchrun starts the training from the beginning, since
-the script has no other checkpoint. NVRx restarts the surviving processes and continues a toy loop with 7 ranks.
+all of them alike. The measured time is that from the mark of the fault to the first step that all ranks have completed.
+everstep restores the state of the previous step and saves the state of the new one. torchrun starts the training from
+the beginning, since the script has no other checkpoint. NVRx restarts the surviving processes and continues a toy loop
+with 7 ranks.
 
     python -P benchmarks/recovery.py
     python -P benchmarks/recovery.py --quick --json
@@ -33,7 +34,7 @@ RANKS, MACHINES = 8, 4
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
 SCRIPT_ARGS = ("--steps", "1000000", "--tp", "2", "--pp", "2")
 FIRST_STEP, LAST_STEP = 20, 40
-"""The fault strikes in one of these steps, when all costs of the start are over."""
+"""The fault strikes in a step between these two, after all costs of the start."""
 AGAINST_TORCHRUN, STRETCH, AGAINST_NVRX, AIM_S = 1 / 5, 1 / 8, 1.0, 0.5
 
 
@@ -51,7 +52,7 @@ class Results:
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:
-        """Record a failure of the block, which does not end the benchmark."""
+        """Record a failure of the block; the benchmark continues."""
         try:
             yield
         except (PeerFailed, EverstepError, TimeoutError) as error:
@@ -91,7 +92,7 @@ async def measure(runs: int, seed: int, peers: Sequence[str]) -> Results:
     except asyncio.CancelledError:
         INTERRUPTED.set()
         raise
-    # Wait for the SDK's threads: the interpreter can crash if they end after this.
+    # Wait for the SDK's threads: the interpreter can crash if they end after the event loop.
     await asyncio.sleep(0.1)
     return results
 
@@ -107,7 +108,7 @@ async def _measure(results: Results, runs: int, chosen: random.Random, peers: Se
                 turns: list[Torchrun | Nvrx | None] = [None, *sides]
                 for side in turns if run % 2 == 0 else turns[::-1]:
                     if side is None:
-                        with results.noting("everstep"):  # the job has the sizes, so they are no arguments
+                        with results.noting("everstep"):  # the job defines the sizes: no arguments needed
                             ours = await cluster.recover(SCRIPT, SCRIPT_ARGS[:2], rank=rank, at_step=at_step)
                             results.ours.append(ours)
                     else:
@@ -157,7 +158,7 @@ def _last(results: Results) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """Rows that compare everstep with each peer and with the aim, and rows for the parts."""
+    """Return rows that compare everstep with each peer and with the aim, and rows for the parts."""
     ours, other, shrunk = ([run.seconds for run in found] for found in (results.ours, results.torchrun, results.nvrx))
     if not ours:
         return [_recovered(results, name) for name in ("torchrun", "nvrx")]
@@ -173,13 +174,13 @@ def summarise(results: Results) -> list[Row]:
 
 
 def _recovered(results: Results, peer: str) -> Row:
-    """The row with the number of runs that recovered, which are those with times."""
+    """Return the row with the number of runs that recovered: only they have times."""
     name = f"recovered, of {results.runs} runs, {peer}"
     return Row(name, "runs", len(results.ours), len(getattr(results, peer)), larger=True)
 
 
 def where_it_went(name: str, found: Sequence[Recovery]) -> str:
-    """A table of the parts, with median, p90, maximum, and share of the total."""
+    """Return a table of the parts, with median, p90, maximum, and share of the total."""
     if not found:
         return ""
     total = sum(run.seconds for run in found)

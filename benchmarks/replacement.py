@@ -1,14 +1,14 @@
 """Measures the time from the loss of machines to the next step of all ranks, on other machines.
 
-Four sides take turns: everstep with the number of standbys of ByteRobust's rule (standbys); everstep with a standby for
-each lost machine (unlimited); torchrun that starts the complete job again (requeue); and torchrun that replaces only
-the lost machines (reschedule). Both of torchrun's sides are favoured: the loss is known at once, new machines are
+Four sides take turns: everstep with as many standbys as ByteRobust's rule requires (standbys); everstep with a standby
+for each lost machine (unlimited); torchrun that starts the complete job again (requeue); and torchrun that replaces
+only the lost machines (reschedule). Both of torchrun's sides are favoured: the loss is known at once, new machines are
 ready, and no checkpoint is read. everstep has to detect the loss, and restores the previous step.
 
 The job has 6 machines with one rank each. 1, 2 or 3 machines are lost at once, and no two of them have each other's
-backups. The weighted time is that of ByteRobust's figure 12: the mean over 1 to P99 evictions by the binomial
-distribution for 128 machines, and with a weight of 1 % a loss of more machines than there are standbys. Here that is
-the loss of 3 machines, for which everstep has to provision one.
+backups. The weighted time is that of ByteRobust's figure 12. With a weight of 99 %, it has the mean over 1 to P99
+evictions by the binomial distribution for 128 machines. With a weight of 1 %, it has a loss of more machines than there
+are standbys. Here that is the loss of 3 machines, for which everstep has to provision one machine.
 
     python -P benchmarks/replacement.py
     python -P benchmarks/replacement.py --rounds 1 --json
@@ -33,7 +33,8 @@ from everstep.errors import EverstepError
 
 MACHINES = 6
 LOST = (1, 3, 5)
-"""Numbers of the lost machines: the first, the first two, or all. Their backups are on other machines."""
+"""Numbers of the machines that are lost: the first of these, the first two, or all three. Their backups are on other
+machines."""
 STANDBYS = 2
 AT_STEP = 20
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "gpt.py"
@@ -61,13 +62,13 @@ class Measured:
         say(f"  {side}, {lost} lost: {seconds:.2f} s")
 
     def weighted(self, side: str) -> float | None:
-        """The weighted time of a side; None: a loss was not measured."""
+        """Return the weighted time of a side; None: a loss was not measured."""
         medians = {lost: Spread.of(values).median for lost, values in self.seconds[side].items()}
         return weighted(medians)
 
 
 def weighted(seconds: dict[int, float]) -> float | None:
-    """The weighted time of ByteRobust's figure 12; None: a loss was not measured.
+    """Return the weighted time of ByteRobust's figure 12; None: a loss was not measured.
 
     Args:
         seconds: Number of lost machines → seconds; the largest number has the weight of a loss of many machines.
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 async def measure(rounds: int, sides: Sequence[str]) -> Measured:
-    """Measure all sides in turn, in another order in each round."""
+    """Measure all sides in turn, in reverse order in every second round."""
     measured = Measured()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         for number in range(rounds):
@@ -139,7 +140,7 @@ def _theirs(measured: Measured, side: str, folder: Path) -> None:
 
 
 def rows_of(measured: Measured) -> list[Row]:
-    """Rows for the loss of one machine, for the weighted times, and for an idle standby."""
+    """Return rows for the loss of one machine, for the weighted times, and for an idle standby."""
     one = {side: Spread.of(found[1]) for side, found in measured.seconds.items() if 1 in found}
     ours, weights = one.get("standbys"), {side: measured.weighted(side) for side in SIDES}
     rows = []
@@ -158,7 +159,7 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def each(measured: Measured) -> str:
-    """A table of the median times."""
+    """Return a table of the median times."""
     lines = [f"Median seconds, by machines lost{'1':>10}{'2':>8}{'3':>8}"]
     for side, found in measured.seconds.items():
         cells = "".join(f"{Spread.of(found[k]).median:8.2f}" if k in found else f"{'-':>8}" for k in (1, 2, 3))

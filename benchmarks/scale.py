@@ -1,8 +1,8 @@
 """Measures a worker that watches thousands of machines: while nothing happens, and after faults.
 
-One rank is killed, all ranks exit, and the agents of a third of the machines stop. A real Temporal server, a real
-worker with its watcher, and simulated agents with real gRPC but without ranks (``benchmarks/scale_agents.py``) run on
-one computer. ``--against`` also measures the worker of another checkout.
+There are three faults: one rank is killed, all ranks exit, and the agents of a third of the machines stop. A real
+Temporal server, a real worker with its watcher, and simulated agents with real gRPC but without ranks
+(``benchmarks/scale_agents.py``) run on one computer. ``--against`` also measures the worker of another checkout.
 
     python -P benchmarks/scale.py --machines 500
     python -P benchmarks/scale.py --machines 1000 --against ../everstep-before --json
@@ -82,7 +82,7 @@ class Worker:
         return time.monotonic(), self._cpu_s()
 
     def cost(self, began: tuple[float, float]) -> dict[str, float]:
-        """Name of a figure → the resources used since the begin of the phase."""
+        """Return the resources used since the phase began: name of a figure → its value."""
         cpu_s = self._cpu_s() - began[1]
         blocked_s, blocked_cpu_s = struct.unpack("dd", self._blocked[:16])
         return {
@@ -94,7 +94,7 @@ class Worker:
         }
 
     def close(self) -> None:
-        """End it."""
+        """End the worker."""
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(psutil.TimeoutExpired):
             self._process.wait(20)
@@ -122,7 +122,7 @@ class Agents:
         return int(self._line())
 
     def close(self) -> None:
-        """End it."""
+        """End the simulator."""
         self._process.kill()
         self._process.wait()
 
@@ -221,7 +221,7 @@ class Measuring:
 
 
 async def measure(side: Side, machines: int) -> None:
-    """Measure one side in a separate session."""
+    """Measure one side with a Temporal server and agents of its own."""
     say(f"{side.code}, {machines} machines:")
     with tempfile.TemporaryDirectory(prefix="everstep-scale-") as folder:
         async with temporal() as (client, address):

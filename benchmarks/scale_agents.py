@@ -1,8 +1,8 @@
 """Simulates the agents of many machines in one process, with real gRPC and without ranks.
 
 The first line on stdout lists the machines as JSON. Each line on stdin is a command: ``kill RANK``, ``exit`` (all
-ranks), ``refuse SHARE`` (the agents of a share of the machines stop), or ``serve`` (they start again). Its answer is a
-line with the time by the wall clock, nanoseconds.
+ranks), ``refuse SHARE`` (the agents of a share of the machines stop), or ``serve`` (they start again). The answer to a
+command is a line with the time by the wall clock, nanoseconds.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Training:
             self.stepping_at = time.monotonic() + self.restart_s
 
     def steps(self) -> int:
-        """Completed steps of all ranks."""
+        """Return the number of steps that all ranks have completed."""
         now = time.monotonic() if self.broken_at is None else self.broken_at
         done = (now - self.stepping_at) // self.step_s + 1 if now >= self.stepping_at else 0
         return self.begun_with + int(done)
 
     def wait_s(self) -> float:
-        """Time until the next change, at most one second."""
+        """Return the time until the next change, at most one second."""
         left = self.stepping_at - time.monotonic()
         return min(1.0, left if left > 0 else self.step_s - -left % self.step_s) + 0.001
 
@@ -92,7 +92,7 @@ class SimulatedAgent(FakeAgent):
         )
 
     def ranks(self, machine: int | None = None) -> range:
-        """The ranks of a machine, by default of this one."""
+        """Return the ranks of a machine, by default of this one."""
         first = self.training.ranks * (self.index if machine is None else machine)
         return range(first, first + self.training.ranks)
 
@@ -124,7 +124,8 @@ class SimulatedAgent(FakeAgent):
         return pb.LaunchReply(generation=request.generation, ranks=ranks)
 
     def _stop(self, request: pb.StopRequest) -> pb.StopReply:
-        """Stop the ranks; the reply has copies of two steps, of these ranks and of a neighbour's."""
+        """Stop the ranks. The reply has copies of two steps: those of these ranks, and backups of a neighbour's
+        ranks."""
         self.stopped, now, steps = request.generation, time.time_ns(), self.training.steps()
         killed = pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=now)
         neighbour = self.ranks((self.index + 1) % self.machines)
@@ -161,7 +162,7 @@ class SimulatedAgent(FakeAgent):
         )
 
     def _diagnose(self, request: pb.DiagnoseRequest) -> Answer:
-        """Pass all tests, with replies of the size for 8 ranks; the bits of machine 7 differ."""
+        """Pass all tests. The replies are as large as those for 8 ranks; the bits of machine 7 differ."""
         replies = no_findings(request)
         for reply in replies if isinstance(replies, list) else []:
             if reply.HasField("said") and reply.said.name == "bitwise":
@@ -237,7 +238,7 @@ class Simulation:
         self._gone = []
 
     def machines(self) -> list[dict[str, str]]:
-        """Names and addresses of the machines."""
+        """Return the names and addresses of the machines."""
         return [{"name": agent.machine, "address": agent.address} for agent in self.agents]
 
     async def carry_out(self, line: str) -> None:

@@ -1,7 +1,7 @@
 """Runs a worker as ``everstep worker`` does, and records the longest time for which its event loop was blocked.
 
-``scale_worker.py FILE LEDGER``: FILE has two doubles, the seconds by the clock, and the CPU seconds of the loop, which
-other programs do not lengthen. Another process may set them to 0 to begin again.
+``scale_worker.py FILE LEDGER``: FILE has two doubles, the longest time by the wall clock and the longest CPU time of
+the loop, seconds. Other programs do not lengthen the CPU time. Another process may set both to 0 to begin again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_S = 0.005
 
 
 async def watch(path: Path) -> None:
-    """Measure again and again by how much a short sleep is too long."""
+    """Measure again and again by how much a short sleep is too long, and keep the largest values in the file."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 16) as longest:
         while True:
             began, busy = time.perf_counter(), time.thread_time()

@@ -1,10 +1,10 @@
 """Measures the cost of everstep on the path of a training step.
 
-First the time of ``run.report``: while a reader polls the mapped file as an agent does, while that reader is stopped,
-and after it was killed; a report must never block. Then the throughput of a training loop with reports, and with
-reports and a checkpoint after every step, compared with the same loop without everstep. Steps of all kinds take turns.
-The aim holds for the CPU time of a step: the loop is one thread that never waits, so this is its time on an idle core.
-The time by the wall clock is shown too.
+The first figure is the time of ``run.report``: while a reader polls the mapped file as an agent does, while that reader
+is stopped, and after it was killed. A report must never block. The second figure is the throughput of a training loop
+with reports, and of one with reports and a checkpoint after every step. Both are compared with the same loop without
+everstep, and steps of all kinds take turns. The aim limits the CPU time of a step: the loop is one thread that never
+waits, so on an idle core a step takes this time. The time by the wall clock is shown too.
 
     python -P -m benchmarks.step_path
     python -P -m benchmarks.step_path --quick --json
@@ -82,7 +82,7 @@ def join(folder: Path, name: str, *, checkpoints: bool) -> everstep.Run:
 
 @contextlib.contextmanager
 def reader(path: Path, state: str) -> Iterator[None]:
-    """Run a process that reads reports as an agent does: live, stopped or dead."""
+    """Start a process that reads reports as an agent does. While the block runs, it is live, stopped or dead."""
     process = subprocess.Popen([sys.executable, "-c", READER, str(path)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -98,7 +98,7 @@ def reader(path: Path, state: str) -> Iterator[None]:
 
 
 def report_cost(folder: Path, count: int) -> list[Row]:
-    """Microseconds of one ``run.report``."""
+    """Measure the microseconds of one ``run.report``; return rows."""
     rows = []
     for state in ("live", "stopped", "dead"):
         say(f"reports with a {state} reader")
@@ -140,7 +140,7 @@ class Training:
 
 
 def loop(run: everstep.Run, training: Training, *, checkpoints: bool) -> Iterator[None]:
-    """A training loop under everstep, one step per ``next``."""
+    """Run a training loop under everstep, one step for each ``next``."""
     state = run.checkpoint(model=training.model, optimizer=training.optimizer) if checkpoints else None
     for step in run.steps(1 << 30, state):
         run.report(step, loss=training.step(), tokens=4096)
@@ -148,14 +148,14 @@ def loop(run: everstep.Run, training: Training, *, checkpoints: bool) -> Iterato
 
 
 def plain(training: Training) -> Iterator[None]:
-    """Run the loop without everstep."""
+    """Run the loop without everstep, one step for each ``next``."""
     while True:
         training.step()
         yield
 
 
 def throughput(folder: Path, rounds: int) -> list[Row]:
-    """Rows with the time of a step with everstep, and with the throughput compared with the loop without."""
+    """Measure steps with everstep and steps without; return rows that compare their times and their throughput."""
     kinds = {
         "without": plain(Training()),
         "with reports": loop(join(folder, "r", checkpoints=False), Training(), checkpoints=False),
@@ -166,7 +166,7 @@ def throughput(folder: Path, rounds: int) -> list[Row]:
     say("training steps")
     for index in range(rounds + 3):
         for kind in random.sample(list(kinds), len(kinds)):
-            next(kinds[kind])  # this step warms the caches; the next one begins with the save after it
+            next(kinds[kind])  # this step warms the caches; the next step begins with the save of this one
             began, used = time.perf_counter_ns(), time.process_time_ns()
             next(kinds[kind])
             if index >= 3:

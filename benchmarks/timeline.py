@@ -41,7 +41,8 @@ def parts_between(total_s: float, begin_ns: int, marks: Sequence[tuple[str, int]
     Args:
         total_s: The complete time, seconds.
         begin_ns: Time of the fault, nanoseconds.
-        marks: Name of each part in order, and its end, nanoseconds; 0: not known, so the next part gets its time.
+        marks: Name of each part in order, and its end, nanoseconds; 0: the end is not known, so the next part gets its
+            time.
     """
     parts: dict[str, float] = {}
     before = begin_ns

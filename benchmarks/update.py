@@ -1,15 +1,15 @@
 """Measures the downtime of a job whose code changes: everstep's hot update, compared with a requeue under torchrun.
 
 The example GPT runs on 8 ranks (tp 2, pp 2, dp 2; on 4 machines of 2 ranks under everstep). One job is updated again
-and again, each time to a folder with another comment, as by ``everstep update --urgent``. Two times count: from the
-request to the first step of all ranks with the new code, which includes the trial of the code while the job steps; and
-the downtime, from the last step with the old code to the first step of all ranks with the new one. A requeue under
-torchrun has the same downtime for a job that is ended and started again; it is favoured, since there is no queue, no
-container and no checkpoint.
+and again, as by ``everstep update --urgent``, each time to a folder in which only a comment differs. Two times are
+measured. The first is that from the request to the first step of all ranks with the new code. It includes the trial of
+the code, during which the job steps. The second is the downtime: from the last step with the old code to the first step
+of all ranks with the new code. Under torchrun the job is ended and started again (a requeue), and its downtime is
+measured in the same way. This favours torchrun: there is no queue, no container and no checkpoint.
 
-Further parts: an update of a variable that is read at import, so that fork servers are started again; recoveries from
-the end of a rank, with and without a lazy update; and the transfer of code to machines. The parts of an update's time
-come from the histories and from the ranks (``benchmarks/update_parts.py``).
+Three more things are measured: an update of a variable that is read at import, for which fork servers are started
+again; recoveries from the end of a rank, with and without a lazy update; and the transfer of code to machines. The
+parts of an update's time come from the histories and from the ranks (``benchmarks/update_parts.py``).
 
     python -P benchmarks/update.py
     python -P benchmarks/update.py --quick --json
@@ -41,7 +41,7 @@ SIZES = ("--tp", "2", "--pp", "2")
 AGAINST_REQUEUE, AIM_S, LAZY_AIM_S = 1 / 11, 0.6, 0.1
 """Aims: that of ByteRobust's table 7, and two of our own."""
 AT_IMPORT = "TORCH_LOGS_FORMAT"
-"""A variable that torch reads at its import: the format of its logs, whose text changes nothing else."""
+"""A variable that torch reads at its import: the format of torch's logs. A new value changes nothing else."""
 SHIPPED_MB, SIMULATED, SIMULATED_MB, THOUSAND = 100, 1000, 1, 1000
 
 
@@ -61,7 +61,7 @@ class Results:
 
     @contextmanager
     def noting(self, side: str) -> Iterator[None]:
-        """Record a failure of the block, which does not end the benchmark."""
+        """Record a failure of the block; the benchmark continues."""
         try:
             yield
         except (PeerFailed, EverstepError, TimeoutError) as error:
@@ -108,7 +108,7 @@ async def measure(runs: int, seed: int) -> Results:
     except asyncio.CancelledError:
         INTERRUPTED.set()
         raise
-    # Wait for the SDK's threads: the interpreter can crash if they end after this.
+    # Wait for the SDK's threads: the interpreter can crash if they end after the event loop.
     await asyncio.sleep(0.1)
     return results
 
@@ -142,7 +142,7 @@ def _last(found: Sequence[Switch]) -> str:
 
 
 def summarise(results: Results) -> list[Row]:
-    """Rows that compare updates with a requeue and with the aims, and rows for lazy updates and transfers."""
+    """Return rows that compare updates with a requeue and with the aims, and rows for lazy updates and transfers."""
     downtimes, requests = (
         [getattr(switch, name) for switch in results.updates] for name in ("downtime_s", "request_s")
     )
@@ -173,7 +173,7 @@ def _shipping_rows(shipped: Shipped) -> list[Row]:
 
 
 def where_it_went(name: str, found: Sequence[Switch]) -> str:
-    """A table of the parts, with median and maximum."""
+    """Return a table of the parts, with median and maximum."""
     if not found:
         return ""
     lines = [f"{f'Parts of {name} (s)':34} {'median':>7} {'max':>7}"]

@@ -32,7 +32,7 @@ class Shipped:
     packed_s: float
     """Seconds until the snapshot was in the store."""
     seconds: float
-    """Seconds until the last machine had it."""
+    """Seconds until the last machine had the snapshot."""
     bytes: int
     machines: int
 
@@ -41,7 +41,7 @@ async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: 
     """Make a snapshot that cannot be compressed, and send it to machines.
 
     Raises:
-        TimeoutError: a machine did not get it.
+        TimeoutError: a machine did not get the snapshot.
     """
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         folder, store = Path(name) / "code", VersionStore(f"{name}/versions")
@@ -64,7 +64,7 @@ async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: 
 
 
 async def ship_to_simulated(count: int, *, megabytes: float) -> Shipped:
-    """Send a snapshot to simulated agents in this process, which unpack nothing: the cost of sending."""
+    """Send a snapshot to simulated agents in this process. They unpack nothing, so only the cost of sending counts."""
     fakes = [
         FakeAgent(f"machine-{index:04d}", has_code=pb.HasCodeReply(), put_code=pb.PutCodeReply())
         for index in range(count)

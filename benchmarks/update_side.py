@@ -1,4 +1,4 @@
-"""Runs a job under everstep, updates its code and kills its ranks again and again, and measures that."""
+"""Runs a job under everstep, updates its code and kills its ranks again and again, and measures each restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ POLICY = RecoveryPolicy(
     ladder={"restarts": 0, "repeats": 0},
     hang={"stopped_s": PAUSE_S, "idle_floor_s": PAUSE_S, "floor_s": PAUSE_S},
 )
-"""The job's policy: killed ranks neither make a version suspect nor park the job, and a paused job does not hang."""
+"""The job's policy: killed ranks neither make a version suspect nor park the job, and a paused job does not count as
+hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class UpdatedJob:
 
 
 def _first(found: Sequence[ReportedStep], generation: int) -> int:
-    """Time at which a rank reported its first step of a generation, nanoseconds.
+    """Return the time at which a rank reported its first step of a generation, nanoseconds.
 
     Raises:
         ClusterError: the rank reported no step.

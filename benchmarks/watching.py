@@ -1,14 +1,14 @@
 """Measures how much a job is slowed down because everstep watches it.
 
 Two ranks run on one machine under everstep, and their steps have collectives. They report their steps, and have torch's
-server for flight records. A real agent follows them and a real worker watches the job. The aim holds for the time of
-everstep's calls in a step, by the CPU clock of their thread. Further costs show in the steps: for each reported step,
-the ranks make one step that is not reported, in the same process, and the CPU time of all threads is compared. The same
-script under torchrun takes turns with them. Two processes of one program differ by some per cent, so both sides are
-started several times. The CPU time of server, agent and worker is shown too.
+server for flight records. A real agent follows them and a real worker watches the job. The aim limits the time of
+everstep's calls in a step, by the CPU clock of the thread that makes them. Further costs show in the steps: for each
+reported step, the ranks also make one step in the same process that is not reported, and the CPU times of all threads
+are compared. The same script runs under torchrun too, and takes turns with these ranks. Two processes of one program
+differ by some per cent, so both sides are started several times. The CPU time of server, agent and worker is shown too.
 
-Checkpoints (``benchmarks/checkpoint.py``) and inspections (``benchmarks/monitor.py``) are not included. Flight records
-have torch's default, with everstep and without.
+Checkpoints (``benchmarks/checkpoint.py``) and inspections (``benchmarks/monitor.py``) are not included. The settings of
+flight records are torch's defaults on both sides.
 
     python -P benchmarks/watching.py
     python -P benchmarks/watching.py --quick --json
@@ -46,7 +46,8 @@ RANKS, STEPS, WARM = 2, 20, 1
 """Number of ranks, of steps in a block, and of pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
 POLICY = RecoveryPolicy(hang={"idle_floor_s": PAUSE_S, "floor_s": PAUSE_S, "stopped_s": PAUSE_S}, slow={"after_s": 0.0})
-"""The job's policy: no incident opens because ranks wait for the other side's turn, or are slow."""
+"""The job's policy: no incident opens because ranks are slow, or because they wait while the other side has its
+turn."""
 KINDS: dict[str, Callable[[Blocks], float]] = {"fastest tenth": fastest, "median": median, "mean": mean}
 IDLE_S = 10.0
 """Time for which agent and worker are measured without a job, seconds."""
@@ -71,11 +72,11 @@ class Found:
     failures: list[str] = field(default_factory=list)
 
     def blocks(self, side: str, kind: str) -> list[list[float]]:
-        """The blocks of all starts."""
+        """Return the blocks of all starts."""
         return [block for start in self.steps[side, kind] for block in start]
 
     def starts(self, side: str, kind: str) -> list[list[float]]:
-        """One block for each start."""
+        """Return one block for each start."""
         return [[step for block in start for step in block] for start in self.steps[side, kind]]
 
 
@@ -126,7 +127,7 @@ class WatchedSide(EverstepSide):
     """A cluster of one machine, and the same script under torchrun."""
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of the agent and of the worker, without the agent's children."""
+        """Return the CPU seconds of the agent and of the worker, without the agent's children."""
         cluster = self._control.cluster
         assert cluster is not None, "it is local"
         pids = local.processes(cluster)
@@ -160,9 +161,9 @@ class WatchedSide(EverstepSide):
                 await self._control.result(name)
                 await asyncio.to_thread(peer.wait)
         finally:
-            peer.terminate()  # it ends its ranks
+            peer.terminate()  # torchrun ends its ranks
             await asyncio.to_thread(peer.wait)
-            with suppress(EverstepError):  # it is over
+            with suppress(EverstepError):  # the job is over
                 await self._control.stop(name, "measured")
         measured = {
             side: [json.loads((folder / f"{side}-{rank}.json").read_text()) for rank in range(RANKS)]
@@ -189,12 +190,12 @@ class WatchedSide(EverstepSide):
 
 
 def both(ranks: Sequence[Blocks]) -> list[list[float]]:
-    """The mean of all ranks in each step, block by block."""
+    """Return the mean of all ranks in each step, block by block."""
     return [[sum(step) / len(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
 
 
 def rows_of(found: Found) -> tuple[list[Row], list[str]]:
-    """Rows that compare the steps and show CPU times, and notes with confidence intervals."""
+    """Return rows that compare the steps and show CPU times, and notes with confidence intervals."""
     if not found.shares["agent"]:
         return [], []
     rows: list[Row] = []

@@ -1,11 +1,12 @@
-"""The script of ``benchmarks/watching.py``: makes steps with collectives, in blocks by turns with another copy of it.
+"""The script of ``benchmarks/watching.py``: makes blocks of steps with collectives, in turn with another copy of
+itself.
 
     watching_rank.py FOLDER SIDE PAIRS STEPS
 
-Under everstep ``SIDE`` is ``with``: the script reports its steps, and before or after each of them makes one that is
-not reported. Otherwise ``SIDE`` is ``without``, and nothing of everstep is imported. ``FOLDER/turn`` has the number of
-the turn. The script writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block: by the wall clock,
-and the CPU time of all threads; ``own`` has the CPU time of everstep's calls.
+Under everstep ``SIDE`` is ``with``: the script reports its steps, and makes an unreported step before or after each of
+them. Without everstep ``SIDE`` is ``without``, and nothing of everstep is imported. ``FOLDER/turn`` has the number of
+the turn. The script writes the seconds of every step to ``FOLDER/SIDE-<rank>.json``, block by block: those by the wall
+clock, and the CPU time of all threads. ``own`` has the CPU time of everstep's calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ POLL_S = 0.002
 
 
 class Turn:
-    """The number of the turn, which both sides share: even turns belong to one side, and odd ones to the other."""
+    """The number of the turn, which both sides share. Of each pair of turns, one belongs to each side."""
 
     def __init__(self, folder: Path, side: str, rank: int) -> None:
         with (folder / "turn").open("r+b") as file:
@@ -78,7 +79,7 @@ class Clock:
         self._at = (0.0, 0.0)
 
     def begin(self, *, block: bool) -> None:
-        """Begin a step, which may be the first one of a block."""
+        """Begin a step; ``block``: it is the first step of a block."""
         if block:
             self.wall.append([])
             self.cpu.append([])
@@ -105,7 +106,7 @@ def plain(losses: Iterator[float], turn: Turn, pairs: int, length: int) -> dict[
 
 
 def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, threads: Sequence[int]) -> dict[str, object]:
-    """Make steps with everstep, and for each of them one that is not reported; returns their times."""
+    """Make steps with everstep, and for each of them a step that is not reported; return the times of both."""
     import everstep
 
     assert threads, "torch's server runs"
@@ -152,7 +153,7 @@ def unreported(losses: Iterator[float], clock: Clock, *, block: bool) -> None:
 
 
 def cpu_of(threads: Sequence[int]) -> float:
-    """CPU seconds that threads of this process have used."""
+    """Return the CPU seconds that threads of this process have used."""
     return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 

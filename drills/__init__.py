@@ -1,6 +1,6 @@
 """Drills: a drill runs a job on a local cluster, injects a real fault, and judges the recovery.
 
-The commands ``everstep drill`` and ``everstep demo``, the end-to-end tests and the benchmarks use it::
+The commands ``everstep drill`` and ``everstep demo``, the end-to-end tests and the benchmarks use this package::
 
     result = await run_drill(drill_request("kill-rank", ranks=[5]))
 

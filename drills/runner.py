@@ -1,4 +1,4 @@
-"""Runs a drill: starts the job, injects the fault, gathers the facts, and has them judged."""
+"""Runs a drill: starts the job, injects the fault, gathers the facts, and lets the judge make the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class References:
         self._records: dict[str, Records] = {}
 
     async def of(self, cluster: DrillCluster, spec: JobSpec) -> Records:
-        """The step records of a job without a fault; the job is run first if it has not run yet.
+        """Return the step records of a job without a fault; run the job first if it has not run yet.
 
         Raises:
             ClusterError: the job does not finish.
@@ -123,7 +123,7 @@ class Drill:
         return judge(self.request, spec, facts)
 
     async def _watched(self, context: DrillContext) -> DrillFacts:
-        """Run the job to its end, inject the fault, and watch for two copies of a rank."""
+        """Run the job to its end, inject the fault, and watch for two processes of one rank."""
         facts = DrillFacts(seen=context.seen)
         watch = CopyWatch(self.cluster.tree())
         watch.start()
@@ -240,7 +240,7 @@ async def run_drills(
 
 
 def cluster_for(request: DrillRequest, machines: int, *, keep: bool = False, say: Say = silent) -> DrillCluster:
-    """A cluster of the kind that the request's fault needs, not started yet."""
+    """Return a cluster of the kind that the request's fault needs, not started yet."""
     standbys = max(request.standbys, request.opening.standbys(request.spec("drill", {}).topology()))
     options: dict[str, Any] = {"machines": machines, "standbys": standbys, "keep": keep, "say": say}
     if request.opening.needs_network:
@@ -266,15 +266,15 @@ async def _ended(cluster: DrillCluster, spec: JobSpec) -> JobResult | None:
 
 
 def _with_run_folder(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job with its run's folder in place of ``{run}`` in its arguments; the folder is made."""
+    """Make the run's folder, and return the job with this folder in place of ``{run}`` in its arguments."""
     folder.mkdir(parents=True, exist_ok=True)
     return spec.model_copy(update={"args": [argument.replace("{run}", str(folder)) for argument in spec.args]})
 
 
 def without_fault(spec: JobSpec) -> JobSpec:
-    """The job with the same losses, but without the fault, and with default policies and no delays in its steps.
+    """Return the job with the same losses, but without the fault, and with default policies and no delays in its steps.
 
-    Drills that differ only in these have one such job in common.
+    Drills that differ only in these share one job without a fault.
     """
     args = list(spec.args)
     for option, values in ((PACE, 1), (UNEVEN, 3)):

@@ -90,7 +90,7 @@ def judge(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> DrillResul
 
 
 def _faults(request: DrillRequest) -> list[Fault]:
-    """The drill's fault, and the fault that opens the incident if that is another one."""
+    """Return the drill's fault, and the fault that opens the incident, if it is a different one."""
     return [fault_of(request), *([] if request.fault is request.opening else [opening_of(request)])]
 
 
@@ -99,7 +99,8 @@ def _equal(differences: list[str] | None) -> bool | None:
 
 
 def _differences(spec: JobSpec, facts: DrillFacts) -> list[str]:
-    """Differences from the run without a fault. If the script is the example, all values must have been compared."""
+    """Return the differences from the run without a fault. If the script is the example, all values must have been
+    compared."""
     if facts.comparison is None:
         return []
     found = (facts.comparison.losses or [])[:SHOWN] + (facts.comparison.state or [])[:SHOWN]
@@ -146,7 +147,7 @@ def _time(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports
 
 
 def _opens(request: DrillRequest, fault_id: str, ids: Collection[str]) -> bool:
-    """Whether times count from this fault."""
+    """Return whether times count from this fault."""
     if STRIKE in ids:
         return fault_id == STRIKE
     return request.fault is request.opening or not fault_id.startswith(request.fault.name)
@@ -192,7 +193,7 @@ def _not_absorbed(facts: DrillFacts, result: DrillResult) -> list[str]:
 
 
 def _made_no_step(facts: DrillFacts, begin_ns: int, end_ns: int) -> bool:
-    """Whether the job made no step in a time in which it should have made one."""
+    """Return whether the job made no step in a time in which it should have made one."""
     step_s = facts.records.step_s(0, begin_ns) or 0.0
     return (end_ns - begin_ns) / 1e9 > AWAY_STEPS * step_s and not facts.records.stepped_between(begin_ns, end_ns)
 
@@ -221,7 +222,7 @@ def _not_recovered(
 
 
 def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
-    """Problems of a drill whose job must be parked for the right reason."""
+    """Return problems of a drill whose job must be parked for the right reason."""
     reason = request.opening.parked_words
     has_reason = any(all(words in text for words in reason) for text in facts.texts)
     return [
@@ -231,7 +232,7 @@ def _not_parked(request: DrillRequest, facts: DrillFacts) -> list[str]:
 
 
 def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, reports: list[IncidentReport]) -> list[str]:
-    """Problems with the number of lost steps: too many, or not the number that the step records show."""
+    """Return problems with the number of lost steps: too many, or not the number that the step records show."""
     lost, redone = result.steps_lost, result.steps_redone
     if lost is None or redone is None:
         return []
@@ -240,7 +241,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
         f"{report.lost_steps} steps were lost, and at most {most} may be"
         for report in reports
         if report.lost_steps and report.lost_steps > most
-        if not request.opening.shows_not_finite  # its own check compares the step from which it resumed
+        if not request.opening.shows_not_finite  # the fault's own check compares the step
     ]
     # At each failure, a step may have been reported and not completed.
     failures = sum(max(len(report.failures), 1) for report in reports)
@@ -250,7 +251,7 @@ def _steps(request: DrillRequest, facts: DrillFacts, result: DrillResult, report
 
 
 def copy_report_problems(request: DrillRequest, facts: DrillFacts, result: DrillResult) -> list[str]:
-    """Problems with the reports of damaged copies, of machines that came back empty and of full file systems."""
+    """Return problems with the reports of damaged copies, of machines that came back empty and of full file systems."""
     promise = facts.seen.promise
     found = [promise.reason] if promise and promise.begins_again else []
     for copy in facts.seen.damaged:
@@ -276,16 +277,17 @@ def copy_report_problems(request: DrillRequest, facts: DrillFacts, result: Drill
 def _not_clean(facts: DrillFacts) -> list[str]:
     found = [f"left behind: {', '.join(facts.leaked[:5])}"] if facts.leaked else []
     if facts.duplicates:
-        found.append(f"{facts.duplicates} ranks had two copies")
+        found.append(f"{facts.duplicates} ranks had two processes at once")
     found += [f"{machine} had ranks of {' and '.join(jobs)} at the same time" for machine, jobs in facts.shared]
     found += facts.records.overlaps()
     if not facts.samples or facts.blind_s > MAX_BLIND_S:
-        found.append(f"no check for two copies of a rank for {facts.blind_s:.1f} s ({facts.samples} checks in all)")
+        found.append(f"the processes were not sampled for {facts.blind_s:.1f} s ({facts.samples} samples in all)")
     return found
 
 
 def merged(results: list[DrillResult]) -> dict[str, Any]:
-    """One object for several runs: the keys of a result with medians or worst values, ``runs`` and ``summary``."""
+    """Return one object for several runs: the keys of a result with medians or worst values, ``runs`` and
+    ``summary``."""
     figures = summary(results)
     first = results[0].model_dump()
     lost = [result.steps_lost for result in results if result.steps_lost is not None]
@@ -307,7 +309,7 @@ def merged(results: list[DrillResult]) -> dict[str, Any]:
 
 
 def summary(results: list[DrillResult]) -> dict[str, Any]:
-    """The number of runs and of successful runs, and median, p90 and maximum of their times."""
+    """Return the number of runs and of successful runs, and median, p90 and maximum of their times."""
     found: dict[str, Any] = {"runs": len(results), "ok": sum(result.ok for result in results)}
     for name in ("detected_s", "recovered_s"):
         times = sorted(t for result in results if (t := getattr(result, name)) is not None)

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 3 examples/ddp.py --steps 50
     everstep run --machines 3 --ranks-per-machine 1 -- examples/ddp.py --steps 300
 
-What everstep needs of it is marked "everstep:". ``examples/ddp_plain.py`` is a script that knows nothing of everstep.
+The lines that everstep needs are marked "everstep:". ``examples/ddp_plain.py`` is a script that knows nothing of
+everstep.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CORPUS_BYTES = 1 << 16
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a next-byte model with DDP.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="samples per rank (default: %(default)s)")
@@ -71,8 +72,8 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
 class Shuffled(Sampler[int]):
     """This rank's samples in an order that is shuffled anew in each epoch, for ever.
 
-    everstep: the position in the data is part of the state. It is the same number on every rank, and is read when the
-    next sample is asked for: the iterator is made before the state is restored.
+    everstep: the position in the data is part of the state, and is the same number on every rank. The iterator is made
+    before the state is restored, so it reads the position only when the next sample is asked for.
     """
 
     def __init__(self, count: int, run: everstep.Run, seed: int) -> None:
@@ -91,16 +92,16 @@ class Shuffled(Sampler[int]):
             yield index
 
     def state_dict(self) -> dict[str, int]:
-        """The position."""
+        """Return the position."""
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a position."""
+        """Continue from a position."""
         self.taken = state["taken"]
 
 
 def build(args: argparse.Namespace) -> nn.Module:
-    """A small network that predicts the next byte."""
+    """Return a small network that predicts the next byte."""
     torch.manual_seed(args.seed)  # the same weights on every rank
     return nn.Sequential(
         nn.Embedding(VOCABULARY, args.dim),
@@ -127,22 +128,22 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     data = Text(args.context)
     sampler = Shuffled(len(data), run, args.seed)
-    # everstep: made before the loop is entered, for it draws a seed from the generator that is restored there.
+    # everstep: the iterator is made before the loop: it draws a seed from a random generator that the loop restores.
     batches = iter(DataLoader(data, args.batch, sampler=sampler))
     torch.manual_seed(args.seed + 1 + run.rank)  # dropout differs from rank to rank
 
     def warm_up() -> None:
-        """Forward and backward without data of the job."""
+        """Run forward and backward once, without data of the job."""
         zeros = torch.zeros(args.batch, args.context, dtype=torch.long)
         parallel(zeros).sum().backward()
 
-    # everstep: what makes up the state. It is saved after every step, restored when the loop is entered.
+    # everstep: the objects of the state. It is saved after every step, and restored when the loop is entered.
     state = run.checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
     began = time.monotonic()
-    # everstep: with three ranks or more DDP needs two iterations until its sums are in their final order.
+    # everstep: with three or more ranks, DDP needs two iterations until its sums are in their final order.
     for step in run.steps(args.steps, state, warm_up=warm_up if run.world_size > 2 else None):
         inputs, targets = next(batches)
-        # everstep: gradients that a body leaves for a later one's optimizer.step() are part of the state.
+        # everstep: gradients that a body leaves for the optimizer.step() of a later body are part of the state.
         stepping = step % args.accumulate == args.accumulate - 1
         with parallel.no_sync() if isinstance(parallel, Parallel) and not stepping else contextlib.nullcontext():
             loss = functional.cross_entropy(parallel(inputs), targets)

@@ -1,7 +1,7 @@
 """An ordinary DDP script that knows nothing of everstep.
 
-It reads torchrun's environment, writes a checkpoint every few steps and goes on
-from the newest one. everstep restarts it after a crash all the same:
+It reads torchrun's environment, writes a checkpoint every few steps, and continues from the newest one. everstep can
+restart it after a crash nevertheless:
 
     torchrun --nproc-per-node 2 examples/ddp_plain.py --out /tmp/plain
     everstep run --machines 2 --ranks-per-machine 1 -- examples/ddp_plain.py --out /tmp/plain
@@ -24,7 +24,7 @@ VOCABULARY = 256
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a next-byte model with DDP and checkpoints of its own.")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint.pt and losses.jsonl")
     parser.add_argument("--steps", type=int, default=100, help="steps in all (default: %(default)s)")
@@ -37,7 +37,7 @@ def options() -> argparse.Namespace:
 
 
 def build(args: argparse.Namespace) -> nn.Module:
-    """A small network that predicts the next byte."""
+    """Return a small network that predicts the next byte."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Embedding(VOCABULARY, args.dim),
@@ -49,7 +49,7 @@ def build(args: argparse.Namespace) -> nn.Module:
 
 
 def batch(text: Tensor, args: argparse.Namespace, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Contexts and their next bytes, chosen by step and rank."""
+    """Return contexts and their next bytes, chosen by step and rank."""
     generator = torch.Generator().manual_seed(step * 4096 + rank)
     starts = torch.randint(len(text) - args.context, (args.batch, 1), generator=generator)
     rows = text[starts + torch.arange(args.context + 1)].long()
@@ -57,7 +57,7 @@ def batch(text: Tensor, args: argparse.Namespace, step: int, rank: int) -> tuple
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint; a crash meanwhile leaves the one before."""
+    """Write a checkpoint; after a crash meanwhile, the previous one still exists."""
     temporary = path.with_suffix(".new")
     torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, temporary)
     temporary.rename(path)

@@ -1,15 +1,15 @@
 """A small GPT whose parameters, gradients and optimizer state are sharded over ranks by FSDP2.
 
-They are sharded over all ranks, or with --replicas over those of each replica (hybrid sharding). Each rank saves its
-own shards; nothing is ever gathered. The batch is that of the whole job and a function of the step, so that the job may
-go on with another number of ranks from a checkpoint on disk.
+They are sharded over all ranks, or with --replicas over the ranks of each replica (hybrid sharding). Each rank saves
+its own shards; nothing is ever gathered. The batch of all ranks together is a function of the step, so the job may
+continue from a checkpoint on disk with another number of ranks.
 
     python examples/fsdp2.py --steps 50
     torchrun --nproc-per-node 4 examples/fsdp2.py --steps 50
     everstep run --machines 2 --ranks-per-machine 2 -- examples/fsdp2.py --steps 300
     everstep run --machines 4 --mesh dp_replicate=2,dp_shard=2 -- examples/fsdp2.py --replicas 2 --steps 300
 
-What everstep needs of it is marked "everstep:".
+The lines that everstep needs are marked "everstep:".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import time
 from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ CORPUS_BYTES = 1 << 18
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
@@ -75,7 +75,7 @@ class Model(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(args.seq), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Bytes (batch, sequence) to logits (batch, sequence, 256)."""
+        """Compute logits (batch, sequence, 256) from bytes (batch, sequence)."""
         x = self.embed(x) + self.position
         for block in self.blocks:
             x = block(x, src_mask=self.mask, is_causal=True)
@@ -89,7 +89,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, run: everstep.Run, device: torch.device) -> None:
         self.args, self.run, self.device = args, run, device
         self.corpus = read_corpus()
-        torch.manual_seed(args.seed)  # the same weights on every rank, of which it keeps its shards
+        torch.manual_seed(args.seed)  # all ranks make the same weights, and keep their shards
         self.model = Model(args).to(device)
         if run.world_size > 1:
             mesh = run.device_mesh(device.type)
@@ -117,7 +117,7 @@ class Trainer:
         return mean.item(), norm.item()
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's sequences of a step, and the bytes that follow each of theirs."""
+        """Return this rank's sequences of a step, and for each byte the byte that follows it."""
         generator = torch.Generator().manual_seed((self.args.seed << 40) + step)
         starts = torch.randint(len(self.corpus) - self.args.seq, (self.args.batch, 1), generator=generator)
         mine = starts.chunk(self.run.world_size)[self.run.rank]
@@ -126,7 +126,7 @@ class Trainer:
 
 
 def read_corpus() -> Tensor:
-    """The first quarter of a MiB of the standard library's modules, in the order of their names."""
+    """Return the first quarter of a MiB of the standard library's modules, in the order of their names."""
     folder = Path(os.__file__).parent
     text = bytearray()
     for name in sorted(path.name for path in folder.iterdir() if path.suffix == ".py"):
@@ -137,7 +137,7 @@ def read_corpus() -> Tensor:
 
 
 def choose_device(args: argparse.Namespace, run: everstep.Run) -> torch.device:
-    """This rank's own GPU when every rank of the machine has one, else the CPU."""
+    """Choose this rank's own GPU if every rank of the machine has one, else the CPU."""
     enough = args.device == "cuda" or torch.cuda.device_count() >= run.topology.ranks_per_machine
     if args.device != "cpu" and torch.cuda.is_available() and enough:
         torch.cuda.set_device(run.local_rank)
@@ -160,7 +160,7 @@ def main() -> None:
             "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
         )
     trainer = Trainer(args, run, device)
-    # everstep: what makes up the state. It is saved after every step, restored when the loop is entered.
+    # everstep: the objects of the state. It is saved after every step, and restored when the loop is entered.
     state = run.checkpoint(model=trainer.model, optimizer=trainer.optimizer)
     began = time.monotonic()
     for step in run.steps(args.steps, state):

@@ -1,13 +1,13 @@
 """A small GPT with tensor, pipeline and data parallelism, kept stepping by everstep.
 
-The text is Python's own standard library, read as bytes; nothing is downloaded. Runs on CPUs (gloo) and on GPUs (nccl),
-and deterministically: two runs with the same options print the same losses bit for bit, interrupted or not.
+The text is Python's own standard library, read as bytes; nothing is downloaded. The script runs on CPUs (gloo) and on
+GPUs (nccl). It is deterministic: two runs with the same options print the same losses bit for bit, interrupted or not.
 
     python examples/gpt.py --steps 50
     torchrun --nproc-per-node 4 examples/gpt.py --tp 2 --pp 2 --steps 50
     everstep run --machines 4 --ranks-per-machine 2 --tp 2 --pp 2 -- examples/gpt.py --steps 300
 
-What everstep needs of it is marked "everstep:".
+The lines that everstep needs are marked "everstep:".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ CORPUS_BYTES = 1 << 18
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
     parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
     parser.add_argument("--tp", type=int, help="tensor-parallel size (default: the job's, outside everstep 1)")
@@ -66,7 +66,7 @@ def options() -> argparse.Namespace:
 
 
 class Block(nn.Module):
-    """One transformer block; ``heads`` and the hidden width become a rank's share under tensor parallelism."""
+    """One transformer block. Under tensor parallelism, a rank has its share of the heads and of the hidden width."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, dim) to the same shape."""
+        """Compute activations (batch, sequence, dim) from activations of the same shape."""
         batch, sequence, _ = x.shape
         heads = self.qkv(self.attention_norm(x)).view(batch, sequence, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
@@ -104,7 +104,7 @@ class Stage(nn.Module):
         self.head = nn.Linear(args.dim, VOCABULARY) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Bytes or the stage before's activations to activations or logits."""
+        """Compute activations or logits from bytes, or from the activations of the previous stage."""
         if self.embed is not None and self.position is not None:
             x = self.embed(x) + self.position
         for block in self.blocks:
@@ -122,7 +122,7 @@ class Trainer:
         self.world_size, self.topology, self.place = run.world_size, run.topology, run.coordinate
         self.first, self.last = self.place.pp == 0, self.place.pp == run.topology.pp - 1
         self.corpus = read_corpus() if self.first or self.last else torch.empty(0, dtype=torch.uint8)
-        # The same weights on every rank of a stage. torch.manual_seed would do as well but costs a restart 5 ms.
+        # All ranks of a stage make the same weights. torch.manual_seed would do too, but takes 5 ms at each restart.
         torch.default_generator.manual_seed(args.seed + self.place.pp)
         self.module = Stage(args, self.place.pp, run.topology.pp)
         self.sharded: set[str] = set()
@@ -137,8 +137,8 @@ class Trainer:
             )
         self.schedule = self._pipeline(mesh) if mesh is not None and run.topology.pp > 1 else None
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=args.lr, fused=True)
-        # everstep: restores the generators, so that a resumed run leaves out what it would have left out. Ranks of a
-        # tensor-parallel group leave out the same, those of a data-parallel one what they like.
+        # everstep: it restores the random generators, so a resumed run drops out the same values as an undisturbed one.
+        # The ranks of a tensor-parallel group must drop out the same values; those of a data-parallel group need not.
         on_cuda = device.type == "cuda"
         generator = torch.cuda.default_generators[device.index or 0] if on_cuda else torch.default_generator
         generator.manual_seed((args.seed << 40) + (self.place.pp << 20) + self.place.dp)
@@ -159,14 +159,14 @@ class Trainer:
         mean_loss, norm = numbers[0].item(), numbers[1].sqrt().item()
         if norm > self.args.clip:
             torch._foreach_mul_([grad for _, grad in grads], self.args.clip / norm)
-        for group in self.optimizer.param_groups:  # what is restored has the rate of the step that saved it
+        for group in self.optimizer.param_groups:  # a restored group has the rate of the step that saved it
             group["lr"] = learning_rate(self.args, step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return mean_loss, norm
 
     def forward_backward(self, step: int) -> Tensor:
-        """Gradients of one batch; returns this rank's share of the mean loss."""
+        """Compute the gradients of one batch; return this rank's share of the mean loss."""
         share = torch.zeros((), dtype=torch.float64, device=self.device)
         inputs, targets = self._batch(step) if self.first or self.last else (None, None)
         losses: list[Tensor] = []
@@ -185,7 +185,8 @@ class Trainer:
         return share / (self.topology.tp * self.topology.dp)
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The bytes of one step and those that follow them. A function of the step: there is no position to save."""
+        """Return the bytes of one step, and the bytes that follow them. They depend only on the step: no position is
+        saved."""
         generator = torch.Generator().manual_seed((self.args.seed << 40) + (step << 12) + self.place.dp)
         starts = torch.randint(len(self.corpus) - self.args.seq, (self.args.batch, 1), generator=generator)
         text = self.corpus[starts + torch.arange(self.args.seq + 1)].long().to(self.device)
@@ -196,7 +197,7 @@ class Trainer:
 
         parts = self.args.microbatches or self.topology.pp
         rows, width = self.args.batch // parts, (self.args.seq, self.args.dim)
-        # Given what goes in and out, the stages do not ask each other for the shapes in the first step.
+        # The stages get examples of their inputs and outputs, so they need not exchange shapes in the first step.
         hidden = torch.empty(rows, *width, device=self.device, requires_grad=True)
         bytes_in = torch.zeros(rows, self.args.seq, dtype=torch.long, device=self.device)
         logits = torch.empty(rows, self.args.seq, VOCABULARY, device=self.device, requires_grad=True)
@@ -213,7 +214,7 @@ class Trainer:
 
 
 class Forked(torch.autograd.Function):
-    """Hand the same activations to every rank of a group: the gradients come back summed."""
+    """Pass the same activations to every rank of a group; backward sums the gradients of these ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
@@ -228,7 +229,7 @@ class Forked(torch.autograd.Function):
 
 
 class Summed(torch.autograd.Function):
-    """Sum the partial results of every rank of a group: the gradient goes to all of them."""
+    """Sum the partial results of all ranks of a group; in backward, each rank gets the same gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
@@ -253,7 +254,7 @@ class Columns(ParallelStyle):
 
 
 class Rows(ParallelStyle):
-    """Split a linear layer by inputs: each rank computes a part of every output, then they are summed."""
+    """Split a linear layer by inputs: each rank computes a part of every output, then the parts are summed."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -282,12 +283,12 @@ def split_tensors(stage: Stage, mesh: DeviceMesh) -> set[str]:
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy per byte, in nats."""
+    """Return the mean cross entropy per byte, in nats."""
     return functional.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
 def learning_rate(args: argparse.Namespace, step: int) -> float:
-    """That of the last change up to a step; a function of the step, so that an update may bring another one."""
+    """Return the learning rate of a step, as of the last change up to it; an update of the arguments may change it."""
     rate: float = args.lr
     for begin, other in args.lr_from:
         rate = other if begin <= step else rate
@@ -295,7 +296,7 @@ def learning_rate(args: argparse.Namespace, step: int) -> float:
 
 
 def read_corpus() -> Tensor:
-    """The first quarter of a MiB of the standard library's modules, in the order of their names."""
+    """Return the first quarter of a MiB of the standard library's modules, in the order of their names."""
     folder = Path(os.__file__).parent
     text = bytearray()
     for name in sorted(path.name for path in folder.iterdir() if path.suffix == ".py"):
@@ -306,7 +307,7 @@ def read_corpus() -> Tensor:
 
 
 def choose_device(args: argparse.Namespace, run: everstep.Run) -> torch.device:
-    """This rank's own GPU when every rank of the machine has one, else the CPU."""
+    """Choose this rank's own GPU if every rank of the machine has one, else the CPU."""
     enough = args.device == "cuda" or torch.cuda.device_count() >= run.topology.ranks_per_machine
     if args.device != "cpu" and torch.cuda.is_available() and enough:
         torch.cuda.set_device(run.local_rank)
@@ -317,7 +318,7 @@ def choose_device(args: argparse.Namespace, run: everstep.Run) -> torch.device:
 
 
 def check(args: argparse.Namespace, run: everstep.Run) -> None:
-    """Stop with a clear message when sizes do not divide."""
+    """Exit with a message if a size is not a multiple of the size that divides it."""
     parts = args.microbatches or run.topology.pp
     for what, size, by, count in (
         ("--layers", args.layers, "pp", run.topology.pp),
@@ -340,9 +341,10 @@ def main() -> None:
             "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
         )
     trainer = Trainer(args, run, device)
-    # everstep: what makes up the state. It is saved after every step, restored when the loop is entered.
+    # everstep: the objects of the state. It is saved after every step, and restored when the loop is entered.
     state = run.checkpoint(model=trainer.module, optimizer=trainer.optimizer)
-    # everstep: with three data-parallel ranks or more DDP needs two iterations until its sums are in their final order.
+    # everstep: with three or more data-parallel ranks, DDP needs two iterations until its sums are in their final
+    # order.
     warm_up = (lambda: trainer.forward_backward(0)) if run.topology.dp > 2 else None
     tokens = args.batch * args.seq if trainer.last and run.coordinate.tp == 0 else 0
     began = time.monotonic()
@@ -360,7 +362,7 @@ def main() -> None:
 
 
 def compute_more(args: argparse.Namespace, rank: int, step: int) -> None:
-    """What this rank has to do beyond the model, in CPU time: it changes no result."""
+    """Use the additional CPU time that ``--uneven`` sets for this rank; this changes no result."""
     milliseconds = sum(ms for own, begin, ms in args.uneven if own in (rank, -1) and begin <= step)
     until = time.thread_time() + milliseconds / 1000
     while time.thread_time() < until:

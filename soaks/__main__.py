@@ -40,15 +40,16 @@ def soak(  # noqa: PLR0917 - one parameter for each option
 ) -> None:
     """Run one long job in which faults of every kind meet each other.
 
-    Faults strike alone, two at once, and one within the recovery from another. Before each of them all ranks wait at a
-    step, the gate. There the soak observes processes, files, step records and histories from outside, and checks a list
-    of invariants: the job steps again, losses equal those of an undisturbed run bit for bit, no rank has two copies,
-    copies of the state are where they belong, nothing piles up, and status is true. The first violation ends the soak.
-    Its cluster and its job stay up, and shorter plans are run to find the shortest one with a violation.
+    Faults strike alone, two at once, and one within the recovery from another. Before each of these episodes all ranks
+    wait at a step, the gate. There the soak observes processes, files, step records and histories from outside, and
+    checks a list of invariants: the job steps again, losses equal those of an undisturbed run bit for bit, no rank has
+    two processes, copies of the state are where they belong, no files or memory accumulate, and the status is right.
+    The first violation ends the soak. Its cluster and its job stay up, and shorter plans are run to find the shortest
+    one with a violation.
 
     The same seed draws the same plan. --resume continues a soak that was killed. Faults that this computer cannot
-    inject are left out and listed; without root these need the network or small file systems. 300 faults take about
-    40 min on two cores.
+    inject are left out and listed; without root these are the faults that need networks or small file systems. 300
+    faults take about 40 min on two cores.
 
     Examples:
 
@@ -110,10 +111,10 @@ def sweep(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Kill the worker at every event of an incident's history in turn.
 
-    For each event n a short job runs on a local cluster and meets a fault: a rank is killed, a machine is lost for
-    good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome must
-    be the same each time. A kill that was late is repeated. An event takes about 10 s, or 20 s for an eviction or a
-    replay.
+    For each event n a short job runs on a local cluster, and a fault strikes it: a rank is killed, a machine is lost
+    for good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome
+    must be the same each time. A kill that was late is repeated. An event takes about 10 s, or 20 s for an eviction or
+    a replay.
 
     Examples:
 

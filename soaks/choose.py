@@ -29,7 +29,7 @@ def chosen(
     resume: Path | None,
     folder: Path | None,
 ) -> tuple[SoakPlan, Path]:
-    """The plan and the folder of a soak: those of an earlier soak, or a plan from a file, or a newly drawn plan.
+    """Return the plan and the folder of a soak: those of an earlier soak, or a plan from a file, or a newly drawn plan.
 
     Raises:
         ConfigError: the options make no sense.
@@ -62,7 +62,7 @@ def _sizes(values: Mapping[str, int]) -> Sizes:
 
 
 def _unused(folder: Path, *, chosen: bool) -> Path:
-    """A folder without a soak, so that no earlier soak is resumed by mistake."""
+    """Return a folder without a soak, so that no earlier soak is resumed by mistake."""
     if not (folder / PLAN).exists():
         return folder
     if chosen:

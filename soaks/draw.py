@@ -18,7 +18,7 @@ from everstep.model.topology import Topology
 from soaks.plan import Episode, How, Sizes, SoakPlan
 
 DRAWS = 100
-"""Two faults that strike the same target in this many draws cannot strike different targets."""
+"""If two faults strike the same target in all of this many draws, they cannot strike different targets."""
 MEET_AWAY = ("kill-rank", "kill-machine")
 """Faults that strike while a part is away."""
 OFTEN = 8
@@ -33,7 +33,7 @@ OTHER = 2
 
 
 def soaked() -> list[type[Fault]]:
-    """The faults that a soak draws."""
+    """Return the faults that a soak draws."""
     return [fault for fault in FAULTS if not fault.not_soaked]
 
 
@@ -43,7 +43,7 @@ def left_out() -> dict[str, str]:
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:
-    """All meetings of faults: each fault alone, and each two that can meet, at one step or within a recovery."""
+    """Return all meetings of faults: each fault alone, and each two that can meet, at one step or within a recovery."""
     faults = soaked()
     opening = [fault for fault in faults if fault.meets == "opening"]
     beside = [fault for fault in faults if fault.meets in ("opening", "beside")]
@@ -100,7 +100,7 @@ def _deck(rng: Random, only: Sequence[str], machines: int) -> Iterator[tuple[How
 
 
 def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
-    """How many times a meeting is in the deck."""
+    """Return how many times a meeting is in the deck."""
     if how == "alone" and fault_named(kinds[0]).seldom:
         return OFTEN // 2
     if how == "alone":
@@ -109,7 +109,7 @@ def _times(how: How, kinds: tuple[str, ...], meets: Mapping[str, int]) -> int:
 
 
 def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tuple[str, ...]) -> Episode | None:
-    """An episode of these faults; None: in a job of this size, two such faults always strike the same target."""
+    """Return an episode of these faults; None: in a job of this size, two such faults always strike the same target."""
     for _ in range(DRAWS):
         faults = [_fault(rng, topology, name, alone=how == "alone") for name in kinds]
         leaving = _leaving(faults, topology)
@@ -129,13 +129,14 @@ def _episode(rng: Random, topology: Topology, number: int, how: How, kinds: tupl
 
 
 def _leaving(faults: Sequence[Fault], topology: Topology) -> set[int]:
-    """Positions of the machines that leave the job: they are lost for good, or have a rank that hangs."""
+    """Return the positions of the machines that leave the job: they are lost for good, or have a rank that hangs."""
     striking = (fault for fault in faults if fault.stays_away or fault.hangs)
     return {machine for fault in striking for machine in fault.named_machines(topology)}
 
 
 def _stages(first: Fault, second: Fault) -> Sequence[str]:
-    """Stages of the first fault's incident in which the second can strike. Only in the last one do ranks run."""
+    """Return the stages of the first fault's incident in which the second fault can strike. Ranks run only in the last
+    stage."""
     if second.by_ranks:
         return ("confirm",)
     if second.is_control:
@@ -149,7 +150,7 @@ def _fault(rng: Random, topology: Topology, name: str, *, alone: bool) -> Fault:
 
 
 def _apart(first: Fault, second: Fault, topology: Topology) -> bool:
-    """Whether two faults strike different targets: otherwise one of them would not fire."""
+    """Return whether two faults strike different targets: otherwise one of them would not fire."""
     if second.is_control:
         return True
     if _ranks(first) and _ranks(second):

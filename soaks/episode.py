@@ -118,7 +118,7 @@ class Episodes:
         try:
             seen = await self._seen(contexts[0], step, self._rescued(contexts), gate, hung=hung, lost=struck.gone)
             await self.both.observe(seen, struck)
-            seen.unreported = await self._untold(contexts, seen.incidents)
+            seen.unreported = await self._unreported(contexts, seen.incidents)
         except (EverstepError, RPCError, OSError) as error:
             result.violations.append(f"the job can be observed: {error}")
             return
@@ -129,8 +129,9 @@ class Episodes:
         result.steps_lost = sum(incident.report.lost_steps or 0 for incident in seen.incidents if incident.report)
         result.recovered_s = recovered_s(contexts, seen.incidents)
 
-    async def _untold(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
-        """Parts that did not come back; for a single fault also reports that the judge of drills would miss."""
+    async def _unreported(self, contexts: list[DrillContext], incidents: list[IncidentFacts]) -> list[str]:
+        """Return the parts that did not come back; for a single fault, also the problems that the judge of drills finds
+        in reports."""
         found = [
             f"{context.request.fault.name} of {context.target.name}: it did not come back"
             for context in contexts
@@ -146,14 +147,14 @@ class Episodes:
         return found
 
     async def _texts(self, incident: IncidentFacts) -> list[str]:
-        """The texts of an incident; only those of its report if the ledger is not back yet."""
+        """Return the texts of an incident; only those of its report if the ledger is not back yet."""
         try:
             return await gather.texts(self.cluster, incident)
         except EverstepError:
             return [incident.report.headline, *incident.report.stages] if incident.report else []
 
     def _rescued(self, contexts: list[DrillContext]) -> Records:
-        """Step records of machines that were emptied since the last gate; also remembers damaged copies."""
+        """Return the step records of machines that were emptied since the last gate; remember damaged copies."""
         rescued, self._damaged_before = Records(), list(self._damaged)
         for context in contexts:
             rescued.join(context.seen.records)
@@ -235,7 +236,7 @@ class Episodes:
         }
 
     async def _inject(self, context: DrillContext, hold: Entry | None) -> str:
-        """Inject a fault from outside, within a recovery once its hold is reached; returns the problem."""
+        """Inject a fault from outside; if there is a hold, only once a recovery has reached it. Return the problem."""
         if hold is None:
             return await self._injected(context)
         try:
@@ -267,7 +268,7 @@ class Episodes:
         """Wait until all ranks wait at the gate with this index.
 
         Raises:
-            SoakStuck: they do not reach it, or the job is parked or over.
+            SoakStuck: the ranks do not reach it, or the job is parked or over.
         """
         gate, deadline, checked = self.job.gate(index), time.monotonic() + LIMIT_S, time.monotonic()
         while not await asyncio.to_thread(lambda: gate.reached):
@@ -280,7 +281,7 @@ class Episodes:
             await asyncio.sleep(POLL_S)
 
     async def _over(self, index: int) -> str:
-        """Why the job can reach no further gate; empty: it can."""
+        """Return why the job can reach no further gate; empty: it can."""
         try:
             state = await self.cluster.control.state(self.job.spec.name)
         except EverstepError:
@@ -305,13 +306,15 @@ class Episodes:
         hung: bool = False,
         lost: Sequence[str] = (),
     ) -> GateObservations:
-        """Observe the job at a gate, with what happened since the last one.
+        """Observe the job at a gate, and add the observations since the last gate.
 
         Args:
-            context: Context of one of the faults. step: The step of the gate. rescued: Step records of machines that
-            were emptied. gate: Step of the last gate. hung: Whether an agent hung. It takes the time for that of a slow
-            disk and writes fewer steps for a while, and
-                its backups may be behind, so that all machines back up only named steps.
+            context: Context of one of the faults.
+            step: The step of the gate.
+            rescued: Step records of machines that were emptied.
+            gate: Step of the last gate.
+            hung: Whether an agent hung. It counts the time of its hang as that of a slow disk, and writes fewer steps
+                for a while. Its backups may be behind too, and then all machines back up only named steps.
             lost: Machines that were lost and have no records.
         """
         incidents = await self._closed()
@@ -352,14 +355,15 @@ class Episodes:
 
 
 def _gone(context: DrillContext) -> list[str]:
-    """Machines of the job that a fault takes away for good."""
+    """Return the machines of the job that a fault takes away for good."""
     if not context.request.fault.stays_away:
         return []
     return [context.machines[index].name for index in context.request.fault.loss(context.spec).machines]
 
 
 def _hung(context: DrillContext) -> list[str]:
-    """Machines of the job with ranks that hang. They leave the job unless another fault ends all ranks before."""
+    """Return the machines of the job with ranks that hang. They leave the job unless another fault ends all ranks
+    first."""
     if not context.request.fault.hangs:
         return []
     topology = context.spec.topology()
@@ -380,12 +384,12 @@ def _unfired(contexts: Sequence[DrillContext]) -> list[str]:
 
 
 def recovered_s(contexts: Sequence[DrillContext], incidents: Sequence[IncidentFacts]) -> float | None:
-    """Time from the first fault until all ranks stepped after the last incident, seconds; None: no incident
+    """Return the time from the first fault until all ranks stepped after the last incident, seconds; None: no incident
     recovered."""
     marks = [
         mark
         for context in contexts
-        if not context.request.fault.is_control  # they strike within another fault's incident
+        if not context.request.fault.is_control  # such a fault strikes within another fault's incident
         for mark in context.planned.fired().values()
         if mark
     ]

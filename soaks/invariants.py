@@ -22,24 +22,25 @@ from soaks.observe import ClusterProcess, GateObservations, by_name
 from soaks.plan import GAP
 
 WARM_UP = 3
-"""Number of gates at which a process warms up; its memory and descriptors are compared with those after that."""
+"""Number of gates at which a process warms up; later, its memory and descriptors are compared with the last of
+these."""
 GROWTH = 1.5
 """A process may grow to this many times its memory, since caches fill up."""
 GROWTH_MB = {"temporal": 400.0}
-"""Name of a process → MB by which it may grow if that is more."""
+"""Name of a process → MB by which it may grow, if that is more than ``GROWTH`` allows."""
 GROWTH_MB_OTHER = 60.0
-"""MB by which any other process may grow if that is more."""
+"""MB by which any other process may grow, if that is more than ``GROWTH`` allows."""
 MORE_DESCRIPTORS = 24
 """A process may have this many more descriptors than before, since connections change."""
 MORE_FILES = 6
-"""Most files in shared memory whose names differ only in numbers: reports of old generations, and files of two fork
-servers."""
+"""The largest number of files in shared memory whose names differ only in numbers: reports of old generations, and
+files of two fork servers."""
 MAX_EVENTS = 10_240
 """Most events of a job's history; Temporal warns of longer ones."""
 FORK_SERVERS = 2
 """Most fork servers of a machine: that of the job, and one that waits for the next job."""
 ProcessKey = tuple[int, str, str]
-"""Pid and name of a process, and the job of its machine if it is an agent, which needs less for a standby."""
+"""Pid and name of a process, and for an agent the job of its machine: the agent of a standby needs less memory."""
 
 
 @dataclass(slots=True)
@@ -88,10 +89,10 @@ def losses_are_equal(seen: GateObservations, struck: Struck, spec: JobSpec, base
 
 
 def one_copy_of_a_rank(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """No rank had two copies at once, according to frequent samples."""
-    found = [f"{seen.copies} ranks had two copies"] if seen.copies else []
+    """No rank had two processes at once, according to frequent samples."""
+    found = [f"{seen.copies} ranks had two processes at once"] if seen.copies else []
     if seen.blind_s > MAX_BLIND_S:
-        found.append(f"no check for two copies of a rank for {seen.blind_s:.1f} s")
+        found.append(f"the processes were not sampled for {seen.blind_s:.1f} s")
     return found
 
 
@@ -126,7 +127,8 @@ def no_semaphore_is_left(seen: GateObservations, struck: Struck, spec: JobSpec, 
 
 
 def disk_does_not_fill_up(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """There are no more checkpoints than the policy keeps and those since the last gate, and no file system is mounted.
+    """There are only checkpoints that the policy keeps or that are newer than the last gate, and no mounted file
+    system.
 
     A checkpoint that a machine could not write is incomplete, and is removed only after a later complete one.
     """
@@ -203,7 +205,7 @@ def steps_lost_are_few(seen: GateObservations, struck: Struck, spec: JobSpec, ba
 
 
 def all_memory_is_lost(struck: Struck, spec: JobSpec, *, at_once: bool) -> bool:
-    """Whether all machines lost their memory in one incident, so that the job's last step is not known.
+    """Return whether all machines lost their memory in one incident, so that the job's last step is not known.
 
     Args:
         struck: The faults.
@@ -333,7 +335,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 def violations(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """All violations, each after the name of its invariant."""
+    """Return all violations, each after the name of its invariant."""
     return [
         f"{invariant.__name__.replace('_', ' ')}: {text}"
         for invariant in INVARIANTS
@@ -362,7 +364,7 @@ def _lasting(seen: GateObservations) -> list[ClusterProcess]:
 
 
 def may_cost(struck: Struck) -> int:
-    """The most steps that an incident may lose; without a promise, all steps since the last gate."""
+    """Return the most steps that an incident may lose; without a promise, all steps since the last gate."""
     if struck.behind:
         return GAP
     promised = [promise.steps for promise in struck.promises]
@@ -373,9 +375,9 @@ def may_cost(struck: Struck) -> int:
 
 
 def _independent(struck: Struck) -> bool:
-    """Whether the promises of two faults still hold together.
+    """Return whether the promises of two faults still hold together.
 
-    They do not if both take copies, or if one holds up the backups that the other one needs.
+    They do not hold together if both faults take copies, or if one holds up the backups that the other one needs.
     """
     takes = [request for request in struck.requests if request.fault.takes_machines]
     holds_up = [request for request in struck.requests if request.fault.holds_up_backups]

@@ -37,15 +37,15 @@ POLICY: dict[str, Any] = {
 }
 """The recovery policy of a soak's job.
 
-Waiting at a gate is no hang. Neither hundreds of faults park the job, nor do dozens of evictions ask an operator. A
-fault after the next gate does not make an earlier version suspect. A machine that comes back does so before it is
-replaced, even on a busy computer."""
+Waiting at a gate is no hang. Hundreds of faults do not park the job, and dozens of evictions need no operator. A fault
+after the next gate does not make an earlier version suspect. A machine that comes back is not replaced, even on a busy
+computer."""
 ANSWER_S = 15.0
 """A killed worker answers again within this time, seconds."""
 GATE_S = 600.0
 """Longest wait of ranks at a gate, seconds; on a busy computer the observations take a minute."""
 STRIKE_S = 20.0
-"""Longest wait of ranks for faults from outside, seconds; a longer one would count as a hang."""
+"""Longest wait of ranks for faults from outside, seconds; a longer wait would count as a hang."""
 BEFORE_GATE = 2
 """Ranks wait for faults from outside this many steps before the next gate."""
 
@@ -62,7 +62,7 @@ class SoakGate:
 
     @property
     def marks(self) -> Path:
-        """The path with which the marks of arrived ranks begin."""
+        """The path of the marks of arrived ranks; the name of each mark begins with it."""
         return self.folder / f"{self.name}.json"
 
     @property
@@ -79,7 +79,7 @@ class SoakGate:
         return self.folder / f"{self.name}.open"
 
     def holds(self) -> list[Entry]:
-        """The entries for the ranks' plan."""
+        """Return the entries for the ranks' plan."""
         return [
             {
                 "id": f"{self.name}-{rank}",
@@ -110,7 +110,7 @@ class SoakJob:
         disk = cluster.home / "disk"
         disk.mkdir(exist_ok=True)  # all machines see it at this path, as they see a shared file system
         base = DrillRequest(
-            fault=KillMachine(),  # its job has backups, and checkpoints on a shared disk
+            fault=KillMachine(),  # a job for this fault has backups, and checkpoints on a shared disk
             at_step=plan.gate(0),
             steps=plan.steps,
             step_seconds=plan.step_seconds,
@@ -123,7 +123,7 @@ class SoakJob:
         """Its machines in order: ``m1`` in a plan is the second of them."""
 
     async def refresh(self) -> None:
-        """Read the machines on which it runs now.
+        """Read the machines on which the job runs now.
 
         Raises:
             EverstepError: the job's state is not known within the time limit.
@@ -139,37 +139,39 @@ class SoakJob:
             await asyncio.sleep(0.2)
 
     def episode_folder(self, index: int) -> Path:
-        """The folder of the marks of the episode with this index; after the last one there is one more, for its
-        gate."""
+        """Return the folder of the marks of the episode with this index; one more folder after the last one is for the
+        last gate."""
         return self.folder / f"at-{index:04d}"
 
     def gate(self, index: int) -> SoakGate:
-        """The gate before the episode with this index."""
+        """Return the gate before the episode with this index."""
         return SoakGate(self.episode_folder(index), self.plan.gate(index), self.spec.topology().world_size)
 
     def strikes(self, index: int) -> SoakGate:
-        """The step shortly before the next gate at which ranks wait until all faults from outside have struck.
+        """Return the step shortly before the next gate at which ranks wait until all faults from outside have struck.
 
-        On a busy computer these may be late, and a fault at a gate would let the job run past it.
+        On a busy computer such faults may be late, and a fault that strikes at a gate would let the job run past the
+        gate.
         """
         step = self.plan.gate(index + 1) - BEFORE_GATE
         return SoakGate(self.episode_folder(index), step, self.spec.topology().world_size, "strikes", STRIKE_S)
 
     def planned(self, index: int, position: int) -> Planned:
-        """The plan for one fault of an episode, with the processes that the cluster has now."""
+        """Return the plan for one fault of an episode, with the processes that the cluster has now."""
         request = self.plan.request(index, position)
         marks = self.episode_folder(index) / f"fault-{position}.json"
         made = planned(request, self.spec, marks, self.cluster)
         if request.fault.is_control:
             workers = [{**fault, "marks": str(marks)} for fault in made.workers]
             return replace(made, ranks=[], outside=[], holds=[], workers=workers)
-        # The next gate waits for a part that has to come back, so the job need not.
+        # The next gate waits until the absent part is back, so the ranks need not wait for it.
         absent_part = request.waits_at_hold and not request.opening.is_update
         holds = [] if absent_part else made.holds
         return replace(made, ranks=self._after_the_first(index, position, made.ranks), holds=holds)
 
     def _after_the_first(self, index: int, position: int, ranks: list[Entry]) -> list[Entry]:
-        """The entries for ranks of one fault. Within a recovery, they fire only after the first fault has fired."""
+        """Return the entries for ranks of one fault. Within a recovery, they fire only after the first fault has
+        fired."""
         if position == 0 or self.plan.episodes[index].how != "within":
             return ranks
         first = self.planned(index, 0)

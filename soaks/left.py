@@ -1,4 +1,4 @@
-"""The cluster that a killed soak left: a soak that is resumed ends it first."""
+"""The cluster that a killed soak left: a soak that is resumed first takes it down."""
 
 from __future__ import annotations
 

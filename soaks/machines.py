@@ -1,4 +1,4 @@
-"""Compares what the pool, the jobs and the agents say about which job has which machine."""
+"""Asks the pool, the jobs and the agents which job has which machine, and compares their answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MachinesSeen:
     listed: list[str] = field(default_factory=list)
     """All machines of the cluster."""
     pool: dict[str, str] = field(default_factory=dict)
-    """Machine → the job that has it, or its slot in the pool, such as ``standby``."""
+    """Machine → the job that has it, or its place in the pool, such as ``standby``."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
     """Job → its machines, according to the job's workflow."""
     ranks: dict[str, list[str]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class MachinesSeen:
 
 
 def leased_twice(seen: MachinesSeen) -> list[str]:
-    """Problems with machines that two jobs have, or that have ranks of a job that does not lease them. Pure."""
+    """Return problems with machines that two jobs have, or that have ranks of a job that does not lease them. Pure."""
     found = [f"{machine} has ranks of {' and '.join(jobs)}" for machine, jobs in seen.ranks.items() if len(jobs) > 1]
     holders: dict[str, list[str]] = {}
     for job, machines in seen.jobs.items():
@@ -50,7 +50,7 @@ def leased_twice(seen: MachinesSeen) -> list[str]:
 
 
 def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
-    """Problems with machines that are out of use without a fault, or about which pool and jobs differ. Pure.
+    """Return problems with machines that are out of use without a fault, or about which pool and jobs differ. Pure.
 
     Args:
         seen: The state of the machines.
@@ -116,7 +116,7 @@ def _owners(pool: PoolState) -> dict[str, str]:
 
 
 async def _jobs_on(cluster: DrillCluster, machine: Machine) -> list[str] | None:
-    """The jobs with live ranks on a machine; None: its agent does not answer."""
+    """Return the jobs with live ranks on a machine; None: its agent does not answer."""
     try:
         described = await cluster.control.agents.get(machine.address).describe(timeout_s=2.0)
     except AgentError:

@@ -72,7 +72,7 @@ class GateObservations:
     backed_up: int = 0
     """The newest step of which every rank with a peer has a backup."""
     missing_copies: str = ""
-    """The copies of that step that are missing, in words; empty: none."""
+    """The copies of the gate's step that are missing, in words; empty: none."""
     disk_folders: int = 0
     """Number of checkpoints on disk."""
     mounts: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class GateObservations:
     generation: int = 0
     """The newest generation in which a rank reported a step."""
     redone: int | None = None
-    """The most reports of a rank since the last gate that repeat a step; None: there are no reports."""
+    """The largest number of a rank's reports since the last gate that repeat a step; None: there are no reports."""
     unreported: list[str] = field(default_factory=list)
     """Parts that did not come back, and problems of copies that were not reported."""
     versions: list[JobVersion] = field(default_factory=list)
@@ -99,7 +99,7 @@ class GateObservations:
     comparison: Comparison | None = None
     """Comparison of the losses since the last gate with those of a run without faults; None: not known."""
     copies: int = 0
-    """Number of ranks that had two copies since the last gate."""
+    """Number of ranks that had two processes at once since the last gate."""
     blind_s: float = 0.0
     """Longest time since the last gate without a sample of the processes, seconds."""
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -180,7 +180,7 @@ async def _history_events(cluster: DrillCluster, spec: JobSpec) -> int:
 
 
 async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
-    """The failed workflow tasks of a workflow, each of which is a defect of its code."""
+    """Return the failed workflow tasks of a workflow, each of which is a defect of its code."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
     return [
         f"{workflow_id}, event {event.event_id}: {event.workflow_task_failed_event_attributes.failure.message}"
@@ -190,7 +190,7 @@ async def failed_tasks(cluster: DrillCluster, workflow_id: str) -> list[str]:
 
 
 def is_failed_task(event: HistoryEvent) -> bool:
-    """Whether an event means that a workflow's code failed.
+    """Return whether an event means that a workflow's code failed.
 
     A task also fails if a signal arrives while it is about to end its workflow (*unhandled command*). The server then
     repeats the task, and nothing is lost.
@@ -202,7 +202,7 @@ def is_failed_task(event: HistoryEvent) -> bool:
 
 
 def processes(cluster: DrillCluster) -> list[ClusterProcess]:
-    """The live processes of the cluster, with their names or kinds.
+    """Return the live processes of the cluster, with their names or kinds.
 
     Raises:
         TreeUnknown: there is no supervisor.
@@ -214,7 +214,7 @@ def processes(cluster: DrillCluster) -> list[ClusterProcess]:
     for process in tree.processes():
         if not is_alive(process.pid, process.start):
             continue
-        server = named.get(process.parent) == LEDGER  # it forks a process for each connection
+        server = named.get(process.parent) == LEDGER  # this server forks a process for each connection
         name = "of the ledger" if server else named.get(process.pid) or _kind(process.pid, process.name)
         found.append(
             ClusterProcess(process.pid, name, procfs.anonymous_bytes(process.pid) / 2**20, descriptors(process.pid))
@@ -236,7 +236,7 @@ def _kind(pid: int, name: str) -> str:
 
 
 def descriptors(pid: int) -> int:
-    """The number of a process's descriptors, without its connections to itself.
+    """Return the number of a process's descriptors, without its connections to itself.
 
     Temporal's Web UI opens such connections for each page that a person opens, and keeps them.
     """
@@ -249,7 +249,8 @@ def descriptors(pid: int) -> int:
 
 
 def files(shm: Path) -> dict[str, int]:
-    """Path of a file in the machines' shared memory, without generations and identifiers → number of such files."""
+    """Return the path of a file in the machines' shared memory, without generations and identifiers → number of such
+    files."""
     counts: dict[str, int] = {}
     for folder, _, names in os.walk(shm):
         for name in names:
@@ -259,7 +260,7 @@ def files(shm: Path) -> dict[str, int]:
 
 
 async def _unheld(before: Collection[str]) -> set[str]:
-    """Semaphores and buffers that no process holds. New ones count only if they are not freed soon by other
+    """Return the semaphores and buffers that no process holds. New ones count only if they are not freed soon by other
     programs."""
     found = await asyncio.to_thread(unheld)
     if found - set(before):
@@ -269,7 +270,7 @@ async def _unheld(before: Collection[str]) -> set[str]:
 
 
 def unheld(folder: Path = SHM) -> set[str]:
-    """Names of this user's semaphores and buffers in a folder that no process has open or mapped."""
+    """Return the names of this user's semaphores and buffers in a folder that no process has open or mapped."""
     found = {entry for entry in _shared(folder) if not _is_held(entry)}
     return found & _shared(folder)  # without those that were freed meanwhile
 
@@ -289,7 +290,7 @@ def _is_held(path: str) -> bool:
 
 
 def by_name(processes: list[ClusterProcess]) -> Mapping[str, list[ClusterProcess]]:
-    """The processes, grouped by name."""
+    """Return the processes, grouped by name."""
     groups: dict[str, list[ClusterProcess]] = {}
     for process in processes:
         groups.setdefault(process.name, []).append(process)

@@ -1,4 +1,4 @@
-"""The second job of a soak, and what concerns both jobs: they lease machines of one pool, and may lose some at once."""
+"""The second job of a soak, and the code for both jobs: they lease machines of one pool, and may lose some at once."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ STRIKE_LIMIT_S = 240.0
 STEPS = 1_000_000
 """Number of the second job's steps, so large that it does not end by itself."""
 STEP_S = 0.5
-"""Length of its steps, seconds: long, since the job only has to lease machines, and the computer has few cores."""
+"""Length of the second job's steps, seconds. They are long, since the job only has to lease machines."""
 STEPS_LIMIT_S = 60.0
-"""It runs again within this time, seconds."""
+"""The second job runs again within this time, seconds."""
 POLL_S = 0.2
 
 
@@ -70,7 +70,7 @@ class OtherJob:
         """Submit the job, and wait until it runs.
 
         Raises:
-            ClusterError: it does not.
+            ClusterError: the job does not run.
         """
         await start_recorded(self.cluster.control, self.spec, self.machines)
         if problems := await self.await_running():
@@ -108,7 +108,8 @@ class OtherJob:
         return [f"it does not run within {STEPS_LIMIT_S:.0f} s: it is {state.status_text if state else 'silent'}"]
 
     def _incidents(self, state: JobState) -> list[str]:
-        """Problems with its incidents: there must be one for each lost machine, and all must have recovered."""
+        """Return problems with the job's incidents: there must be one for each lost machine, and all must have
+        recovered."""
         found = [f"{i.id}: {i.headline}" for i in state.incidents if i.resolution and not i.recovered]
         if state.incidents_so_far != self._lost:
             found.append(f"{state.incidents_so_far} incidents, and it lost {self._lost} machines")
@@ -134,7 +135,7 @@ class OtherJob:
         return [*left, *compared.losses[:5], *found.overlaps()]
 
     def _undisturbed(self, steps: int) -> JobSpec:
-        """The same job without faults and without delays, up to the step that this one reached."""
+        """Return this job without faults and without delays, up to the last step that it reached."""
         args = list(self.spec.args)
         args[args.index("--steps") + 1] = str(max(steps, 1))
         at = args.index(PACE)
@@ -173,7 +174,7 @@ class BothJobs:
         return ""
 
     async def observe(self, seen: GateObservations, struck: Struck) -> None:
-        """Add which job has which machine, and the problems of the second job."""
+        """Add to the observations which job has which machine, and the problems of the second job."""
         jobs = [self.job.spec.name]
         if self.other is not None:
             seen.other = await self.other.await_running()
@@ -183,7 +184,8 @@ class BothJobs:
         seen.machines = await machines_seen(self.job.cluster, jobs, out)
 
     async def put_back(self, contexts: list[DrillContext]) -> list[str]:
-        """Return the machines that left a job to the pool; returns problems with those that stay out of use."""
+        """Release machines that left a job, so that the pool has them again; return problems with those that stay out
+        of use."""
         for off in [*(context.off for context in contexts), *([self.other.off] if self.other else [])]:
             off.close()
         for context in contexts:

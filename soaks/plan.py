@@ -52,7 +52,7 @@ class Sizes(BaseModel):
         return self
 
     def topology(self) -> Topology:
-        """The topology of a job of these sizes."""
+        """Return the topology of a job of these sizes."""
         return Topology.of(self.machines, self.ranks_per_machine, tp=self.tp, pp=self.pp)
 
 
@@ -129,11 +129,12 @@ class SoakPlan(BaseModel):
         return self.gate(len(self.episodes)) + AFTER
 
     def gate(self, index: int) -> int:
-        """The step of the gate before the episode with this index; after the last episode there is one more gate."""
+        """Return the step of the gate before the episode with this index; after the last episode there is one more
+        gate."""
         return FIRST_GATE + GAP * index
 
     def request(self, index: int, position: int) -> DrillRequest:
-        """The request of a drill for one fault: that at ``position`` in the episode with this index."""
+        """Return the request of a drill for one fault: that at ``position`` in the episode with this index."""
         episode = self.episodes[index]
         first, fault = episode.faults[0], episode.faults[position]
         if isinstance(first, UpdateFault):  # losses are compared with a run without updates
@@ -151,7 +152,7 @@ class SoakPlan(BaseModel):
         )
 
     def parts(self) -> list[tuple[Setting, SoakPlan]]:
-        """The plan split by setting; each part has a cluster of its own."""
+        """Return the plan split by setting; each part has a cluster of its own."""
         by_setting = {episode.setting: episode for episode in self.episodes}
         return [
             (setting, self.only({episode.number for episode in self.episodes if episode.setting == setting}))
@@ -160,7 +161,7 @@ class SoakPlan(BaseModel):
         ]
 
     def only(self, numbers: Collection[int]) -> SoakPlan:
-        """The plan with only the episodes of these numbers."""
+        """Return the plan with only the episodes of these numbers."""
         return self.model_copy(update={"episodes": [episode for episode in self.episodes if episode.number in numbers]})
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ Fails = Callable[[Sequence[int]], Awaitable[bool]]
 
 
 async def reduced(numbers: Sequence[int], fails: Fails, *, tries: int) -> list[int]:
-    """The shortest list of episodes that was found to fail.
+    """Return the shortest list of episodes that was found to fail.
 
     The violation was seen in the last episode, which therefore stays in every list. It is first tried alone, then with
     one episode before it, with two, with four, and so on. From the first list that fails, ever smaller parts are left
@@ -17,8 +17,8 @@ async def reduced(numbers: Sequence[int], fails: Fails, *, tries: int) -> list[i
 
     Args:
         numbers: Numbers of the episodes that led to the violation, in order.
-        fails: Runs a soak of some of them.
-        tries: Most runs.
+        fails: Runs a soak of some of these episodes.
+        tries: Largest number of runs.
     """
     *before, last = numbers
     kept, tried = list(before), 0

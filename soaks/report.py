@@ -24,7 +24,7 @@ def each(episode: EpisodeResult, result: SoakResult) -> None:
 
 
 def outcome(episode: EpisodeResult) -> str:
-    """The outcome of an episode in words."""
+    """Return the outcome of an episode in words."""
     if episode.violations:
         return "VIOLATED: " + "; ".join(episode.violations)
     if episode.not_fired:
@@ -36,7 +36,7 @@ def outcome(episode: EpisodeResult) -> str:
 
 
 def as_json(result: SoakResult) -> str:
-    """The result as one JSON object: the episodes, the figures of the soak, and counts by kind of fault."""
+    """Return the result as one JSON object: the episodes, the figures of the soak, and counts by kind of fault."""
     by_kind = {
         kind: {"tried": tried, "survived": result.survived[kind]} for kind, tried in sorted(result.tried.items())
     }

@@ -85,7 +85,7 @@ class SoakResult(BaseModel):
         return sorted(episode.recovered_s for episode in self.episodes if episode.recovered_s is not None)
 
     def summary(self) -> dict[str, object]:
-        """The figures of the complete soak."""
+        """Return the figures of the complete soak."""
         times = self.times
         return {
             "faults_tried": self.tried.total(),
@@ -116,7 +116,7 @@ class Journal:
         rows = [json.loads(line) for line in complete.splitlines()]
         parts = [PartResult.model_validate(row) for row in rows if "setting" in row]
         episodes = {row["number"]: EpisodeResult.model_validate(row) for row in rows if "setting" not in row}
-        return list(episodes.values()), parts  # of an episode that was run twice, the later line counts
+        return list(episodes.values()), parts  # if an episode ran twice, the later line counts
 
     def add(self, part: EpisodeResult | PartResult) -> None:
         """Add a finished episode, or the end of a part."""
@@ -125,5 +125,5 @@ class Journal:
 
 
 def no_result(episode: Episode) -> EpisodeResult:
-    """The result of an episode before it runs."""
+    """Return the result of an episode before it runs."""
     return EpisodeResult(number=episode.number, meeting=episode.meeting, kinds=list(episode.kinds))

@@ -47,7 +47,7 @@ Each = Callable[[EpisodeResult, SoakResult], None]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A run without faults. Its losses hold for a shorter job too."""
+    """A run without faults. Its losses are right for a shorter job too."""
 
     records: Records
     steps: int
@@ -122,7 +122,8 @@ class Soak:
         return result
 
     def rest(self, done: Sequence[EpisodeResult], ended: Collection[Setting]) -> SoakPlan:
-        """The episodes that are not done, and the last one of each part whose end was not checked."""
+        """Return the plan with the episodes that are not done, and with the last one of each part whose end was not
+        checked."""
         numbers = {episode.number for episode in self.plan.episodes} - {episode.number for episode in done}
         if all(not episode.violations for episode in done):
             numbers |= {part.episodes[-1].number for setting, part in self.plan.parts() if setting not in ended}
@@ -207,7 +208,7 @@ class Soak:
             self._add(ended, result)
 
     async def _in_another_process(self, plan: SoakPlan, result: SoakResult) -> None:
-        """Run the episodes on machines with a network of their own in another process.
+        """In another process, run the episodes whose machines have a network of their own.
 
         This process cannot enter that network with all its threads.
         """
@@ -239,7 +240,7 @@ class Soak:
         result.kept, result.prefix = result.kept or found.kept, result.prefix or found.prefix
 
     def _may_continue(self, result: SoakResult) -> bool:
-        """Whether the next episode may run; notes in the result that the time is over."""
+        """Return whether the next episode may run. If the time is over, this is recorded in the result."""
         if time.monotonic() > self._deadline and not result.stopped:
             result.stopped = f"{self.minutes:g} minutes are over"
         return result.ok and not result.stopped
@@ -252,7 +253,7 @@ class Soak:
     async def _ended(
         self, cluster: DrillCluster, job: SoakJob, reference: Reference, other: OtherJob | None
     ) -> list[str]:
-        """Wait for the end of the job, and stop the second one; returns the violations."""
+        """Wait for the end of the job, and stop the second job; return the violations."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 ended = await cluster.control.result(job.spec.name)
@@ -269,7 +270,7 @@ class Soak:
         left = await gather.left_behind(cluster, job.spec, job.machines)
         records, twice = await gather.records(cluster, job.spec, job.machines)
         found += [f"nothing is left behind: {text}" for text in left]
-        found += [f"one copy of a rank: the logs show {twice} second copies"] if twice else []
+        found += [f"one process of a rank: the logs show {twice} second processes"] if twice else []
         if reference.steps == job.plan.steps:
             expected, reported = Records(final=reference.records.final), Records(final=records.final)
             last = compare(expected, reported, job.spec.topology().world_size)
@@ -308,12 +309,12 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
 
 
 def missing(setting: Setting) -> str:
-    """What this computer lacks for episodes of a setting; empty: nothing."""
+    """Return what this computer lacks for episodes of a setting; empty: nothing."""
     return network_lacks(with_postgres=True) if setting == "network" else ""
 
 
 def needs_network(kind: str) -> bool:
-    """Whether a kind of fault needs machines with a network of their own."""
+    """Return whether a kind of fault needs machines with a network of their own."""
     return fault_named(kind).needs_network
 
 

@@ -4,8 +4,8 @@ A cluster with a single worker runs one short job for each event n, so that each
 except Temporal. The job meets a fault: a rank is killed, a machine is lost for good or computes wrongly, or the code is
 updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
 (``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
-the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two copies, nothing
-left behind.
+the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two processes,
+nothing left behind.
 
 The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
 run. Temporal writes several events in one transaction, and no worker can die between them
@@ -78,8 +78,9 @@ class SweepRow(BaseModel):
     closes: bool = False
     """Whether ``newest`` is the last event of the history."""
     in_time: bool = False
-    """Whether the event is one from ``since`` to ``newest``, or the start of an activity, which is written together
-    with its end, and the worker was killed before that end was reported."""
+    """Whether the kill was in time. This is so if the event is one from ``since`` to ``newest``. It is also so if the
+    event is the start of an activity, and the worker was killed before the activity's end was reported: both are
+    written together."""
     decision: str = ""
     outcome: str = ""
     recovered_s: float | None = None
@@ -201,7 +202,7 @@ def _compare(row: SweepRow, decision: str, outcome: str) -> None:
 
 
 def _only_missed(row: SweepRow, result: SweepResult) -> bool:
-    """Whether the only problem is that the kill was late, or that the history did not have the event."""
+    """Return whether the only problem is that the kill was late, or that the history did not have the event."""
     ended = row.newest is None and row.events < row.event
     return row.ok or (ended and (row.decision, row.outcome) == (result.decision, result.outcome))
 
@@ -217,20 +218,21 @@ async def _run_id(cluster: DrillCluster, workflow_id: str) -> str:
 
 
 async def history(cluster: DrillCluster, workflow_id: str) -> list[HistoryEvent]:
-    """All events of a workflow's history."""
+    """Return all events of a workflow's history."""
     handle = cluster.control.client.get_workflow_handle(workflow_id)
     return [event async for event in handle.fetch_history_events()]
 
 
 def written_by(events: list[HistoryEvent], time_ns: int) -> int:
-    """Number of the newest event that was written at a time, without starts of activities, which are written later."""
+    """Return the newest event that was written by this time. Starts of activities do not count, since they are written
+    later."""
     started = EventType.EVENT_TYPE_ACTIVITY_TASK_STARTED
     before = (e.event_id for e in events if e.event_type != started and e.event_time.ToNanoseconds() <= time_ns)
     return max(before, default=0)
 
 
 async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
-    """Decision and outcome of a run, in words that must be equal after each kill."""
+    """Return the decision and outcome of a run, in words that must be equal after each kill."""
     found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
     # A loss that is not finite is detected some steps later; the judge of drills limits how many.
@@ -249,5 +251,5 @@ def _decision(report: IncidentReport) -> str:
 
 
 def kind_name(kind: EventType.ValueType) -> str:
-    """The name of a type of event, such as ``ActivityTaskScheduled``."""
+    """Return the name of a type of event, such as ``ActivityTaskScheduled``."""
     return EventType.Name(kind).removeprefix("EVENT_TYPE_").title().replace("_", "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 PIECE = 4 << 20
-"""Size of one send or receive, bytes: the fastest of those measured from 64 KiB to 4 MiB."""
+"""Size of one send or receive, bytes. It was the fastest of the sizes from 64 KiB to 4 MiB that were measured."""
 
 
 class Mapped:
@@ -58,7 +58,7 @@ class Sender:
 
 
 def receive(listener: socket.socket, target: Mapped, count: int) -> None:
-    """Receive what a ``Sender`` sends ``count`` times, directly into the mapped file and without verification."""
+    """Receive all bytes of a ``Sender``, ``count`` times, directly into the mapped file and without verification."""
     connection, _ = listener.accept()
     with connection:
         _prepare(connection)

@@ -17,7 +17,7 @@ INSTALL_LIMIT_S = 600
 
 
 def python(name: str, packages: tuple[str, ...], module: str) -> Path:
-    """The interpreter of a peer's environment, which is made if it does not exist or has other packages.
+    """Return the interpreter of a peer's environment; make the environment if it is missing or has other packages.
 
     Args:
         name: Name of the environment's folder.

@@ -19,7 +19,7 @@ LOOP = Path(__file__).with_name("nvrx_loop.py")
 
 
 def python() -> Path:
-    """The interpreter of NVRx's environment, which is made if it does not exist.
+    """Return the interpreter of NVRx's environment; make the environment if it does not exist.
 
     Raises:
         PeerFailed: the packages cannot be installed or imported.
@@ -66,7 +66,7 @@ def _fault(folder: Path) -> int:
 
 
 def _free_port() -> int:
-    """A free port that is followed by four free ones, since each restart uses the next."""
+    """Return a free port that is followed by four more free ports, since each restart uses the next port."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with contextlib.ExitStack() as stack:

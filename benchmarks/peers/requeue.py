@@ -42,7 +42,7 @@ def requeue(folder: Path, script: Path, args: Sequence[str], *, ranks: int) -> f
 
 
 def _steps(folder: Path, ranks: int) -> int:
-    """The number of steps of the slowest rank; 0: they are not enough yet."""
+    """Return the number of steps of the slowest rank; 0: it has made fewer than ``STEPS``."""
     done = min(len(step_log.times(folder, rank, 0, "step")) for rank in range(ranks))
     return done if done >= STEPS else 0
 

@@ -1,4 +1,4 @@
-"""Ways to save the state after every step, with one interface, which ``benchmarks/checkpoint.py`` compares.
+"""Ways to save the state after every step; they have one interface, and ``benchmarks/checkpoint.py`` compares them.
 
 Each is configured to be as fast as possible, and saves into memory, so that none waits for a disk.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 DLROVER_RUN = "TORCHELASTIC_RUN_ID"
-"""Environment variable with the name that DLRover gives its shared memory and its sockets."""
+"""The environment variable from which DLRover takes the names of its shared memory and its sockets."""
 
 
 class Saver:
@@ -50,14 +50,14 @@ class Saver:
         """Report a step, if the saver needs that."""
 
     def saved_bytes(self) -> int | None:
-        """Size of the newest complete copy, bytes; None: this rank saves nothing."""
+        """Return the size of the newest complete copy, bytes; None: this rank saves nothing."""
         return None
 
     def close(self) -> None:
         """Wait for unfinished work, and release all resources."""
 
     def state(self) -> dict[str, Any]:
-        """The state dicts of model and optimizer."""
+        """Return the state dicts of model and optimizer."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
@@ -83,12 +83,12 @@ class BlockingCopy(Saver):
             at += size
 
     def saved_bytes(self) -> int:
-        """Size of the copy."""
+        """Return the size of the copy."""
         return self._size
 
 
 class Dcp(Saver):
-    """torch's ``dcp.async_save`` with a gloo group of its own, to two folders in ``/dev/shm`` in turn."""
+    """torch's ``dcp.async_save`` with a gloo group of its own; two folders in ``/dev/shm`` take the saves in turn."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -100,8 +100,8 @@ class Dcp(Saver):
         self._staged: Future[Any] | None = None
 
     def save(self, completed_steps: int) -> None:
-        """Stage the state after an earlier save has ended, since a stager has room for one; a thread writes the
-        files."""
+        """Wait until an earlier save has ended, since a stager has room for one save; then stage the state. A thread
+        writes the files."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -129,7 +129,7 @@ class Dcp(Saver):
             self._staged.result()
 
     def saved_bytes(self) -> int:
-        """Size of this rank's files in the newest checkpoint."""
+        """Return the size of this rank's files in the newest checkpoint."""
         if self._upload is not None:
             self._upload.result()
         newest = max(self.folder.glob("dcp-*"), key=lambda path: path.stat().st_mtime_ns)
@@ -176,7 +176,7 @@ class DlroverMemory(Saver):
         self._checkpointer.save_checkpoint(completed_steps, self.state(), storage_type=self._memory)
 
     def saved_bytes(self) -> int | None:
-        """Size of DLRover's shared memory.
+        """Return the size of DLRover's shared memory.
 
         Raises:
             RuntimeError: the last save was skipped.

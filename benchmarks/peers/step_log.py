@@ -2,9 +2,9 @@
 
     torchrun … benchmarks/peers/step_log.py FOLDER SCRIPT ARGS…
 
-Each rank appends lines to ``FOLDER/<rank>-<restart>``: an event (``started``, ``imported`` or ``step``) and its time by
-the wall clock, nanoseconds. The faults of the plan in EVERSTEP_FAULTS strike at the same point as under everstep,
-between backward and the optimizer's step.
+Each rank appends lines to ``FOLDER/<rank>-<attempt>``. A line has an event (``started``, ``imported`` or ``step``) and
+its time by the wall clock, nanoseconds. The faults of the plan in EVERSTEP_FAULTS strike at the same point as under
+everstep, between backward and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class StepLog:
 
 
 def first(folder: Path, rank: int, attempt: int, event: str) -> int:
-    """Time of a rank's first event of this kind in an attempt, nanoseconds; 0: there is none yet."""
+    """Return the time of a rank's first event of this kind in an attempt, nanoseconds; 0: there is none yet."""
     return next(iter(times(folder, rank, attempt, event)), 0)
 
 
 def times(folder: Path, rank: int, attempt: int, event: str) -> list[int]:
-    """Times of a rank's events of this kind in an attempt, nanoseconds."""
+    """Return the times of a rank's events of this kind in an attempt, nanoseconds."""
     try:
         lines = (folder / f"{rank}-{attempt}").read_text().splitlines()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ LIMIT_S = 180.0
 """A peer that does not reach an event within this time counts as failed, seconds."""
 POLL_S = 0.05
 INTERRUPTED = threading.Event()
-"""Set when the benchmark is interrupted: a thread waits for peers, and Ctrl-C does not reach it."""
+"""Set when the benchmark is interrupted: a thread waits for peers, and Ctrl-C does not reach that thread."""
 
 
 class PeerFailed(EverstepError):
@@ -31,7 +31,7 @@ class PeerFailed(EverstepError):
 
 
 def last_words(output: Path) -> str:
-    """The last line that a process wrote, without the later errors of destructors."""
+    """Return the last line that a process wrote, without the later errors of destructors."""
     text = output.read_text(errors="replace").partition("Exception ignored in")[0]
     lines = text.strip().splitlines()
     return lines[-1] if lines else "nothing"
@@ -69,13 +69,13 @@ def write_plan(folder: Path, rank: int, at_step: int) -> Path:
 
 
 def fault_time(plan: Path) -> int:
-    """Time at which the fault fired, nanoseconds; 0: it has not."""
+    """Return the time at which the fault fired, nanoseconds; 0: it has not."""
     mark = faults.fired(plan, {"id": "kill"})
     return int(mark["time_ns"]) if mark else 0
 
 
 def all_of(folder: Path, ranks: Sequence[int], event: str, attempt: int = 1) -> int:
-    """Time at which the last of the ranks had an event, nanoseconds; 0: one of them has not had it yet."""
+    """Return the time at which the last of the ranks had an event, nanoseconds; 0: one of them has not had it yet."""
     times = [step_log.first(folder, rank, attempt, event) for rank in ranks]
     return max(times) if all(times) else 0
 
@@ -99,7 +99,8 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], event: str, fo
 
 @contextmanager
 def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> Iterator[Callable[[], bool]]:
-    """Run a process while the block runs, and then end it with all its children; yields whether it lives."""
+    """Run a process while the block runs, and then end it with all its children; yield a function that says whether it
+    lives."""
     process = start_peer(command, folder, env)
     try:
         yield lambda: process.poll() is None

@@ -1,6 +1,6 @@
 """Measures the loss of machines under torchrun in two ways: start the complete job again, or replace the lost machines.
 
-Both favour torchrun: the loss is known at once, the new machines are ready, nothing has to be scheduled, and no
+Both ways favour torchrun: the loss is known at once, the new machines are ready, nothing has to be scheduled, and no
 checkpoint is read.
 """
 
@@ -46,7 +46,7 @@ def reschedule(folder: Path, script: Path, args: Sequence[str], *, machines: int
         script: The training script.
         args: Arguments of the script.
         machines: Number of machines, with one rank each.
-        lost: Numbers of the machines that are killed; not 0, which has the rendezvous store.
+        lost: Numbers of the machines that are killed. Machine 0 is not among them: it has the rendezvous store.
 
     Raises:
         PeerFailed: the job did not step before or after the loss.
@@ -101,7 +101,8 @@ def _alive(nodes: Sequence[subprocess.Popen[bytes]]) -> Callable[[], bool]:
 
 
 def all_stepped(folder: Path, ranks: int, after_ns: int) -> int:
-    """Time at which all ranks had completed a step in processes started after ``after_ns``, nanoseconds; 0: not yet."""
+    """Return the time at which all ranks had completed a step in processes started after ``after_ns``, nanoseconds; 0:
+    not yet."""
     times = [_stepped(folder, rank, after_ns) for rank in range(ranks)]
     return max(times) if all(times) else 0
 

@@ -62,7 +62,7 @@ def value_of(field: FieldInfo) -> str:
 
 
 def descriptions(owner: type[Any] | ModuleType) -> dict[str, str]:
-    """Name → the first paragraph of the docstring below it, in a class with its bases, or in a module."""
+    """Return name → the first paragraph of the docstring below that name, in a class and its bases or in a module."""
     if isinstance(owner, ModuleType):
         return dict(_below(ast.parse(inspect.getsource(owner)).body))
     found: dict[str, str] = {}

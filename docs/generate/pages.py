@@ -40,7 +40,7 @@ PAGES: dict[str, tuple[str, Callable[[], str], str]] = {
 
 
 def text_of_all() -> dict[str, str]:
-    """Each file with its text, the index included."""
+    """Return the text of each file, including the index."""
     made = {name: f"{MADE}\n\n# {title}\n\n{make().strip()}\n" for name, (title, make, _) in PAGES.items()}
     return {"README.md": _index(), **made}
 

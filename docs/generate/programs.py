@@ -1,4 +1,4 @@
-"""Programs: commands, drills, errors."""
+"""The pages about programs: commands, faults of drills, metrics, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that decide: detection, eviction, the ladder, the classes of faults."""
+"""The pages about rules: detection, eviction, a stopped job, the ladder, the classes of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set: policies of a job, variables, and which events receivers may choose."""
+"""The pages about settings: policies of a job, variables, and the events that receivers may choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everstep.rank import environment as variables
 
 
 def policy() -> str:
-    """How a job is recovered."""
+    """Settings that decide how a job is recovered."""
     intro = paragraph(
         "The tables under `[policy]` of a job file decide how the job is recovered.",
         "The settings hold from its start to its end. A number from a paper names the section.",
@@ -22,7 +22,7 @@ def policy() -> str:
 
 
 def checkpoint() -> str:
-    """How a job's state is kept."""
+    """Settings that decide how a job's state is kept."""
     intro = paragraph(
         "The table `[checkpoint]` of a job file decides how the state of the job is kept.",
         "Paths are relative to the file. [Checkpoints](../concepts/checkpoints.md) explains where copies lie.",

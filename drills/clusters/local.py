@@ -39,7 +39,7 @@ class DrillCluster:
 
     Args:
         machines: Number of machines for jobs.
-        standbys: Number of further machines.
+        standbys: Number of machines that are kept for replacement.
         workers: Number of worker processes.
         keep: Whether the cluster stays up at the end.
         say: Shows lines of progress.
@@ -94,7 +94,7 @@ class DrillCluster:
             await self._down()
 
     def choose_home(self) -> tuple[Path, str]:
-        """Make the everstep home of the cluster; returns its folder and the name of the cluster."""
+        """Make the folder for ``EVERSTEP_HOME``; return the folder and the name of the cluster."""
         return Path(tempfile.mkdtemp(prefix="everstep-drill-")), f"drill-{secrets.token_hex(3)}"
 
     def bring_up(self) -> ClusterFile:
@@ -126,16 +126,16 @@ class DrillCluster:
         return self.control.machines
 
     def processes(self) -> dict[str, int]:
-        """Name → pid of the cluster's live processes."""
+        """Return name → pid of the cluster's live processes."""
         return local.processes(self.file)
 
     def tree(self) -> Tree:
-        """The tree of the cluster's processes: all below its supervisor."""
+        """Return the tree of the cluster's processes: all below its supervisor."""
         supervisor = local.supervisor_of(self.home)
         return Tree(supervisor.pid if supervisor else 0)
 
     def next_name(self, what: str) -> str:
-        """A job name that this cluster has not had yet."""
+        """Return a job name that this cluster has not had yet."""
         self._named[what] += 1
         return f"{what}-{self._named[what]:02d}"
 

@@ -54,7 +54,7 @@ class NetworkCluster(DrillCluster):
         self._open = ExitStack()
 
     async def __aenter__(self) -> Self:
-        # Call it in this thread, since threads that exist already stay outside the network.
+        # Do this in this thread: another thread would be started before the network is entered, and stay outside.
         choice = temporal_server.find(self.say)  # inside the namespace nothing can be downloaded
         if choice.address:
             raise NoCluster(
@@ -116,7 +116,7 @@ class NetworkCluster(DrillCluster):
 
 
 def network_of(cluster: DrillCluster, fault: str) -> Network:
-    """The network of a cluster's machines.
+    """Return the network of a cluster's machines.
 
     Raises:
         CannotInject: the machines have no network of their own.
@@ -127,7 +127,7 @@ def network_of(cluster: DrillCluster, fault: str) -> Network:
 
 
 def missing(*, with_postgres: bool = False) -> str:
-    """The first thing that this computer lacks for such a cluster; empty: it lacks nothing."""
+    """Return the first thing that this computer lacks for such a cluster; empty: it lacks nothing."""
     if lacking := network.missing():
         return lacking
     if not shutil.which("openssl"):

@@ -57,8 +57,8 @@ HANG_S = (1.0, 2.0, 4.0)
 """Durations of an agent's hang that a soak draws, seconds: the job makes some steps meanwhile, and soon reaches the
 step at which the soak checks it."""
 SLOW_MB_S = 4.0
-"""Limit of the rate of backups, MB/s, so that one is always under way: a rank of the example has a state of 1.1 MB and
-steps of 0.2 s."""
+"""Limit of the rate of backups, MB/s. It is so low that a backup is always under way: a rank of the example has a state
+of 1.1 MB and steps of 0.2 s."""
 
 
 class KillAgent(OnMachine, Fault):
@@ -272,7 +272,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the options name, or the first rank: the agent of its machine does not hang."""
+        """Return the ranks that the options name, or the first rank: the agent of its machine does not hang."""
         return list(dict.fromkeys(self.ranks)) or [0]
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -291,7 +291,7 @@ class HangAgents(OnRanks, ForSeconds, Fault):
         return f"SIGSTOP to the agents of {' and '.join(self.hung_machines(spec))} for {self.seconds:g} s"
 
     def hung_machines(self, spec: JobSpec) -> list[str]:
-        """The machines whose agents hang: the last ones of the job."""
+        """Return the machines whose agents hang: the last ones of the job."""
         return machine_names(spec.machines)[-self.count :]
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -341,7 +341,7 @@ class KillPeer(OnMachine, Fault):
         refuse_without_backups(self, spec)
 
     def machine_index(self, spec: JobSpec) -> int:
-        """The machine that the options name, or the one that has the backup of the struck rank."""
+        """Return the machine that the options name, or the one that has the backup of the struck rank."""
         rank = self.struck_ranks(spec)[0]
         peer = None if self.machine else placement_of(spec).peers[rank]
         return spec.topology().machine(rank if peer is None else peer)
@@ -351,7 +351,7 @@ class KillPeer(OnMachine, Fault):
         return self.then
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss of a rank whose backup is on the machine, or of the machine of that rank."""
+        """Return the loss of a rank whose backup is on the machine, or of the machine of that rank."""
         owner = owners(spec, self.machine_index(spec))[0]
         return Loss(ranks=(owner,)) if self.then == "kill-rank" else Loss((spec.topology().machine(owner),))
 
@@ -362,7 +362,7 @@ class KillPeer(OnMachine, Fault):
         """Kill the agent while it receives a backup."""
         index, step = context.machines.index(context.target), context.request.at_step
         before = context.agent(context.target)
-        # From the files, since an agent's report would arrive only after the backup.
+        # Read the files: an agent's report would arrive only after the backup.
         await context.until(lambda: context.stored.newest() >= step, REACH_LIMIT_S, f"step {step} was not reached")
 
         def backup_under_way() -> bool:

@@ -69,7 +69,7 @@ _BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 def fault_named(name: str) -> type[Fault]:
-    """The fault with this name.
+    """Return the fault with this name.
 
     Raises:
         ConfigError: there is no such fault.
@@ -101,7 +101,7 @@ def drill_request(fault: str, **options: Any) -> DrillRequest:
     Args:
         fault: Name of the fault.
         options: Options of the fault and of the job. If the fault strikes the control plane, ``during`` names another
-            fault, which opens the incident, and options that the first fault does not have go to that one.
+            fault, which opens the incident. Options that only that other fault has are given to it.
 
     Raises:
         ConfigError: there is no such fault or option, or a value is wrong.
@@ -141,32 +141,32 @@ AnyFault = Annotated[
 
 
 def option_of(name: str, field: FieldInfo) -> str:
-    """The command-line option of a field, such as ``--at-step``."""
+    """Return the command-line option of a field, such as ``--at-step``."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     return str(extra.get("option", f"--{name.replace('_', '-')}"))
 
 
 def is_hidden(field: FieldInfo) -> bool:
-    """Whether a field has no command-line option."""
+    """Return whether a field has no command-line option."""
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("hidden"))
 
 
 def shown_options(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields with a command-line option. Those that choose the target come first."""
+    """Return the fields with a command-line option. Those that choose the target come first."""
     first = ("ranks", "machine")
     shown = [(name, field) for name, field in model.model_fields.items() if not is_hidden(field)]
     return sorted(shown, key=lambda option: option[0] not in first)
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """The values among which the user of a field chooses; empty: any value is possible."""
+    """Return the values among which the user of a field chooses; empty: any value is possible."""
     values = get_args(field.annotation)
     is_choice = get_origin(field.annotation) is not None and all(isinstance(value, str) for value in values)
     return tuple(value for value in values if value) if is_choice else ()
 
 
 def usage_of(fault: type[Fault]) -> str:
-    """The options of a fault in one line, such as ``--machine M [--gone]``."""
+    """Return the options of a fault in one line, such as ``--machine M [--gone]``."""
     return " ".join(_usage(fault))
 
 
@@ -182,7 +182,7 @@ def _usage(fault: type[Fault]) -> Iterator[str]:
 
 
 def _in_words(kind: type[Fault] | type[JobOptions], error: ValidationError) -> str:
-    """The first error in some options, in the words of the command line."""
+    """Return the first error in some options, in the words of the command line."""
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":

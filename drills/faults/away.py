@@ -81,11 +81,11 @@ class LinkDown(OnMachine, ForSeconds, Away):
             raise ConfigError(f"--seconds {self.seconds:g} is too short to be noticed: use {least:g} or more")
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The machine, if it is away for too long."""
+        """Return the machine, if it is away for too long."""
         return [self.struck_machine(spec)] if self.seconds > spec.policy.silence.evict_s + NEAR_S else []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """The machine, if its outage is about as long as the allowed silence, or longer."""
+        """Return the machine, if its outage is about as long as the allowed silence, or longer."""
         return {self.struck_machine(spec)} if self.seconds > spec.policy.silence.evict_s - NEAR_S else set()
 
     async def strike(self, context: DrillContext) -> None:
@@ -97,7 +97,7 @@ class LinkDown(OnMachine, ForSeconds, Away):
 
 
 class CutOff(OnMachine, ForSeconds, Away):
-    """The control host and a machine do not reach each other; the other machines still reach it."""
+    """The control host and a machine do not reach each other; the other machines still reach that machine."""
 
     name = "cut-off"
     summary = "a machine and the control host do not reach each other; other machines reach it"
@@ -141,7 +141,7 @@ class BetweenMachines(OnMachine):
     )
 
     def ends(self, spec: JobSpec) -> tuple[str, str]:
-        """The two machines, in the order of the job; by default the struck machine and the one before it."""
+        """Return the two machines, in the order of the job; by default the struck machine and the one before it."""
         names = machine_names(spec.machines)
         index = self.machine_index(spec)
         first, second = sorted(self.between or (names[index - 1], names[index]), key=names.index)
@@ -223,7 +223,7 @@ class KillPostgres(PartDown):
         """Wait until all ranks have completed steps that none had completed before the fault.
 
         Raises:
-            ClusterError: they have not within the time limit.
+            ClusterError: the ranks have not completed them within the time limit.
         """
         wanted, limit_s = context.request.at_step + STEPS_AGAIN, self.seconds + RECOVERED_LIMIT_S
         try:
@@ -265,7 +265,7 @@ class KillWorkers(PartDown):
 
 
 def workers(context: DrillContext) -> list[str]:
-    """The names of the cluster's workers."""
+    """Return the names of the cluster's workers."""
     return [name for name in context.cluster.processes() if name.startswith("worker-")]
 
 

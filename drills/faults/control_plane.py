@@ -37,7 +37,7 @@ class Needs(NamedTuple):
 
     kinds: tuple[type[FaultOptions], ...]
     example: str
-    """Name of one of them, for the error."""
+    """Name of one of these faults, for an error message."""
     why: str
     """Why the incidents of other faults do not have the stage."""
 
@@ -128,7 +128,7 @@ class ControlFault(Fault):
         return fault.by_ranks or fault.takes_machines or fault.is_update or fault.is_slowed or sure
 
     def why_not(self) -> str:
-        """Why the other fault cannot be injected; empty: it can."""
+        """Return why the other fault cannot be injected; empty: it can."""
         return self.opening.why_not()
 
     def describe(self, spec: JobSpec) -> str:
@@ -140,11 +140,11 @@ class ControlFault(Fault):
         return self.opening.marks
 
     def victim(self, processes: Callable[[], Mapping[str, int]]) -> dict[str, Any]:
-        """The fields of the entry that name the process; by default none, since the worker itself is killed."""
+        """Return the fields of the entry that name the process; by default none, since the worker itself is killed."""
         return {}
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entries of the other fault, then the entry at which the process is killed."""
+        """Return the entries of the other fault, then the entry at which the process is killed."""
         entry = {"id": f"{self.name}-{spec.name}", "fault": self.name, "job": spec.name}
         return [*self.opening.worker_entries(spec, plan, processes), entry | self.stage_fields | self.victim(processes)]
 

@@ -83,7 +83,7 @@ class FlipBit(DamagedCopy):
         return f"{super().describe(spec)} {copy}"
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The rank, or the machines, with intact copies of the same step."""
+        """Return the rank, or the machines, with intact copies of the same step."""
         rank = self.struck_ranks(spec)[0]
         if self.where == "buffer":
             return Loss(ranks=(rank,))
@@ -91,7 +91,8 @@ class FlipBit(DamagedCopy):
         return Loss(tuple(sorted(holders)))
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Of a copy in own memory, the checksum is computed as late as for a large state: after the step was chosen."""
+        """Return the settings that the copy needs. A copy in own memory is verified as late as a large one: after the
+        choice."""
         wanted = {"file": settings.disk_settings(disk), "buffer": {"verify_at_stop_mb": 0.0}, "backup": {}}
         return wanted[self.where]
 
@@ -119,7 +120,7 @@ class TruncateFile(DamagedCopy):
         refuse_without_disk(self, drill, spec)
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines with copies of the rank's state in memory."""
+        """Return the machines with copies of the rank's state in memory."""
         return Loss(tuple(sorted(with_peer(spec, self.struck_ranks(spec)[0]))))
 
     def damage(self, context: DrillContext, rank: int, step: int, on_disk: int) -> Damaged:

@@ -39,7 +39,7 @@ from everstep.model.job import JobSpec
 from everstep.system import private_files as private
 
 GPUS = 8
-"""Number of a machine's fake GPUs, if it has no more ranks."""
+"""Number of a machine's fake GPUs; a machine with more ranks has one fake GPU for each rank."""
 FLAP_S = 0.5
 """Time for which a flapping link is down, seconds."""
 KERNEL_LOG = Path("/dev/kmsg")
@@ -61,7 +61,7 @@ REST = {
 
 
 def xid_line(code: int, suffix: str = "") -> str:
-    """The line that the driver writes into the kernel log for an Xid."""
+    """Return the line that the driver writes into the kernel log for an Xid."""
     return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
 
 
@@ -83,7 +83,8 @@ FAKE_GPUS: dict[str, dict[str, object]] = {
     "gpu-recovery-action": {"recovery_action": 2},
     "gpu-row-remap-failed": {"remap_failed": True},
 }
-"""Reason code of such a finding → the readings of a fake GPU that cause it (``agent.monitor.gpu.fake``)."""
+"""Reason code of a finding that names its machine for sure → the readings of a fake GPU that cause it
+(``agent.monitor.gpu.fake``)."""
 SURE: tuple[str, ...] = (*LINES, *FAKE_GPUS)
 """Reason codes of the findings that name their machine for sure and that a drill can cause."""
 
@@ -121,7 +122,7 @@ class DeviceFault(Fault):
         return super().patience | settings.NO_EVICTION
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The first rank of the machine, if a second fault follows."""
+        """Return the first rank of the machine, if a second fault follows."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(ranks=(ranks[0],)) if self.follows == "kill-rank" else Loss()
 
@@ -360,7 +361,7 @@ class ReadOnly(OnMachine, DeviceFault):
 
 @contextmanager
 def fake_gpus(context: DrillContext) -> Iterator[None]:
-    """Give the struck machines healthy fake GPUs, before and after the block; vanished GPUs would be a fault."""
+    """Give the struck machines healthy fake GPUs, before and after the block: GPUs that vanish would be a fault."""
     for machine in struck_machines(context):
         write_fake_gpus(context, machine.name, {})
     try:
@@ -384,13 +385,13 @@ def write_fake_gpus(context: DrillContext, machine: str, first: dict[str, object
 
 
 def reason_of(code: str) -> Reason | None:
-    """The reason with this code, if a line of the kernel log can cause it."""
+    """Return the reason with this code, if a line of the kernel log can cause it."""
     reasons = (*(rule.reason for rule in rules.RULES), *xid.REASONS)
     return next((reason for reason in reasons if reason.code == code), None)
 
 
 def _no_kernel_log() -> str:
-    """Why no line can be written into the kernel log; empty: it can."""
+    """Return why no line can be written into the kernel log; empty: it can."""
     return "" if os.access(KERNEL_LOG, os.W_OK) else f"{KERNEL_LOG} cannot be written: it needs root"
 
 
@@ -400,7 +401,7 @@ def _write_kernel_lines(context: DrillContext, line: str) -> None:
     Raises:
         CannotInject: this process may not write to the kernel log.
     """
-    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # another one in each drill
+    gpu = f"0000:{zlib.crc32(context.spec.name.encode()) % 256:02x}:00"  # a different GPU in each drill
     text = line.replace(GPU, gpu)
     try:
         for machine in struck_machines(context):

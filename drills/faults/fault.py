@@ -55,19 +55,19 @@ class Fault(FaultOptions):
 
 
 def fault_of(drill: DrillRequest) -> Fault:
-    """The fault of a drill."""
+    """Return the fault of a drill."""
     assert isinstance(drill.fault, Fault)
     return drill.fault
 
 
 def opening_of(drill: DrillRequest) -> Fault:
-    """The fault that opens the incident of a drill."""
+    """Return the fault that opens the incident of a drill."""
     assert isinstance(drill.opening, Fault)
     return drill.opening
 
 
 async def inject(context: DrillContext) -> None:
-    """Inject a drill's fault and, if it has one, the strike after it; then let ranks that wait continue.
+    """Inject a drill's fault, and a strike that follows the end of that fault; then let waiting ranks continue.
 
     Raises as :meth:`Fault.strike` does.
     """
@@ -99,11 +99,11 @@ class RankFault(Fault):
         return self.times
 
     def details(self, spec: JobSpec) -> Entry:
-        """The fields of a rank's entry that this fault adds."""
+        """Return the fields of a rank's entry that this fault adds."""
         return {}
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """One entry for each rank and each strike; the ranks of one strike act together."""
+        """Return one entry for each rank and each strike; the ranks of one strike act together."""
         ranks, entries = self.struck_ranks(spec), list[Entry]()
         entry: Entry = {"fault": self.action, "at_step": at_step, "point": self.point, **self.details(spec)}
         for strike in range(self.repeats):

@@ -32,7 +32,7 @@ from everstep.model.job import JobSpec
 from everstep.slots.format import own_slots
 
 AMPLE = 4 << 30
-"""Size of a file system at the beginning, bytes; it uses only the memory of its files."""
+"""Size of a file system at the beginning, bytes; the file system uses memory only for its files."""
 REPORTS = 300_000
 """Size of the step reports of one rank and generation, bytes: 4096 records of 64 bytes, and a margin."""
 GENERATIONS = 3
@@ -99,7 +99,7 @@ class MemoryFull(FullFileSystem):
         return (self.name,) if self.parks else super().marks
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machine of a rank whose backup has no room, unless the job is parked."""
+        """Return the machine of a rank whose backup has no room, unless the job is parked."""
         if self.parks:
             return Loss()
         return Loss((spec.topology().machine(owners(spec, self.machine_index(spec))[0]),))
@@ -179,7 +179,7 @@ class DiskFull(FullFileSystem):
             )
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines with copies of the machine's ranks in memory."""
+        """Return the machines that have copies of the struck machine's ranks in memory."""
         ranks = spec.topology().ranks(self.machine_index(spec))
         return Loss(tuple(sorted({holder for rank in ranks for holder in with_peer(spec, rank)})), disks=False)
 
@@ -210,6 +210,6 @@ class DiskFull(FullFileSystem):
 
 
 def _allocated(path: Path) -> bool:
-    """Whether all slots of a checkpoint file have memory, which the rank allocates after its first save."""
+    """Return whether all slots of a checkpoint file have memory, which the rank allocates after its first save."""
     status = path.stat()
     return status.st_blocks * 512 >= status.st_size

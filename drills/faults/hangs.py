@@ -18,7 +18,7 @@ class Hang(OnRanks, RankFault):
     stages: ClassVar = ("trace", *WITH_EVICTION)
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """The machines of the ranks that hang."""
+        """Return the machines of the ranks that hang."""
         return sorted({f"m{spec.topology().machine(rank)}" for rank in self.struck_ranks(spec)})
 
 

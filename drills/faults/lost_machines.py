@@ -60,7 +60,7 @@ class LostMachines(Fault):
         return (STRIKE,)
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
-        """Positions of the lost machines in the job."""
+        """Return the positions of the lost machines in the job."""
         raise NotImplementedError
 
     def loss(self, spec: JobSpec) -> Loss:
@@ -92,7 +92,7 @@ class LostMachines(Fault):
         return self.standby == "dies"
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """A hold in the stage that prepares the standby, so that the standby can be lost there."""
+        """Return a hold in the stage that prepares the standby, so that the standby can be lost there."""
         if self.standby != "dies":
             return []
         stage = {"job": spec.name, "in_stage": "prepare", "moment": "begin"}
@@ -114,7 +114,7 @@ class LostMachines(Fault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Draw the machines, and for half of the episodes that they stay away."""
+        """Draw the options; in half of the episodes the machines stay away."""
         drawn = super().draw(rng, topology, alone=alone)
         return drawn | ({"gone": True} if rng.random() < 0.5 else {})
 
@@ -134,7 +134,7 @@ class KillGroup(LostMachines):
     """All machines of a parallel group are lost at once."""
 
     name = "kill-group"
-    summary = "the same to all machines of a parallel group at once"
+    summary = "SIGKILL of all processes of all machines of a parallel group at once"
     line = "{kind} group {index}: {loss}"
 
     kind: str = Field(
@@ -154,7 +154,7 @@ class KillGroup(LostMachines):
             raise ConfigError(f"--index {self.index} does not exist: {self.kind} groups go from 0 to {count - 1}")
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that have a rank of the group."""
+        """Return the positions of the machines that have a rank of the group."""
         return {topology.machine(rank) for rank in topology.groups(self.kind)[self.index]}
 
     def machines_lost(self, spec: JobSpec) -> set[int]:
@@ -168,7 +168,7 @@ class KillGroup(LostMachines):
 
 
 async def _make_standby_sick(context: DrillContext) -> None:
-    """Give the spare machine that the pool leases first a fault, and wait until an inspection detects it."""
+    """Give a fault to the spare machine that the pool leases first, and wait until an inspection detects it."""
     first = (await _spare_machines(context))[0].machine
     context.seen.standby = first.name
     context.off.callback(write_fake_gpus, context, first.name, {})
@@ -201,10 +201,10 @@ async def _release_late(context: DrillContext) -> None:
 
 
 async def _spare_machines(context: DrillContext) -> list[PoolMachine]:
-    """The spare machines, in the order in which the pool leases them.
+    """Return the spare machines, in the order in which the pool leases them.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: there is no spare machine.
     """
     state = await pool_state(context.cluster.control)
     machines = state.machines.values() if state else []
@@ -215,10 +215,10 @@ async def _spare_machines(context: DrillContext) -> list[PoolMachine]:
 
 
 async def _chosen_standby(context: DrillContext) -> str:
-    """The machine that the pool has leased to the job as a replacement.
+    """Return the machine that the pool has leased to the job as a replacement.
 
     Raises:
-        ClusterError: it has leased none within the time limit.
+        ClusterError: the pool has leased none within the time limit.
     """
     job, first_machines = context.spec.name, {machine.name for machine in context.machines}
     deadline = time.monotonic() + CHOSEN_LIMIT_S
@@ -240,7 +240,7 @@ async def _await_parked(context: DrillContext) -> None:
     """Wait until the job is parked, since the pool has no machine for it.
 
     Raises:
-        ClusterError: it is not parked within the time limit.
+        ClusterError: the job is not parked within the time limit.
     """
     deadline = time.monotonic() + CHOSEN_LIMIT_S
     while time.monotonic() < deadline:

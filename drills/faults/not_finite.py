@@ -29,10 +29,11 @@ from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.topology import Topology
 
 KEEP = 8
-"""Number of checkpoints that a drill keeps on disk, so that the job can resume from a step before the NaN. When it is
-detected, the copies in memory are from later steps, and on a busy computer the newest two on disk are too."""
+"""Number of checkpoints that a drill keeps on disk, so that the job can resume from a step before the NaN. When the NaN
+is detected, all copies in memory are from later steps. On a busy computer, the newest two on disk are from later steps
+too."""
 DISK_STEPS = 2
-"""The job resumes at most this many checkpoints before the fault; the newest may be under way."""
+"""The job resumes at most this many checkpoints before the fault: the newest one may not be complete yet."""
 
 
 class NotFinite(RankFault):
@@ -54,7 +55,7 @@ class NotFinite(RankFault):
     def problems(
         self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
     ) -> list[str]:
-        """The incidents must report it as not finite."""
+        """The incidents must report that a number is not finite."""
         return [] if not self.shows_not_finite else not_finite_problems(drill.at_step, spec, facts, reports)
 
 
@@ -142,7 +143,7 @@ class MachineBitflip(OnMachine, NotFinite):
         return [*entries, {"id": "check", "fault": "check", "of": entries[0]["id"], **at}]
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entry for diagnostic tests, which read the plan of the workers."""
+        """Return the entry for diagnostic tests, which read the plan of the workers."""
         if self.only_in_job:
             return []
         machine = self.struck_machine(spec)
@@ -180,7 +181,7 @@ class MachineBitflip(OnMachine, NotFinite):
         return super().launches_due + self.finite * (1 + self.only_in_job)
 
     def swept(self, job: str) -> str:
-        """The workflow of the replay, if there is one."""
+        """Return the workflow of the replay, if there is one."""
         return replay_workflow_id(job, 1 if self.finite else 2, 1) if self.only_in_job else super().swept(job)
 
     @classmethod
@@ -192,9 +193,9 @@ class MachineBitflip(OnMachine, NotFinite):
 
 
 def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]) -> list[str]:
-    """Problems with the incidents of a NaN.
+    """Return problems with the incidents of a NaN.
 
-    They must name the ranks that had it first, and the job must resume from a step shortly before it.
+    They must name the ranks that had the NaN first, and the job must resume from a step shortly before it.
     """
     found = []
     for report in reports:
@@ -211,7 +212,7 @@ def not_finite_problems(at_step: int, spec: JobSpec, facts: DrillFacts, reports:
 
 
 def first_bad(facts: DrillFacts, spec: JobSpec) -> list[str]:
-    """The ranks that reported a NaN before others, with their machines; empty if all reported it in one step."""
+    """Return the ranks that reported a NaN before others, with their machines; empty: all reported it in one step."""
     steps: dict[int, int] = {}
     with_loss = 0
     for rank, records in facts.records.of.items():

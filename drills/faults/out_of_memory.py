@@ -34,7 +34,7 @@ class OutOfMemory(OnRanks, RankFault):
         return {"group": str(_root()[0] / process_group.name())}
 
     def why_not(self) -> str:
-        """Why the control group cannot be made; empty: it can."""
+        """Return why the control group cannot be made; empty: it can."""
         try:
             with small_group():
                 return ""
@@ -48,7 +48,7 @@ class OutOfMemory(OnRanks, RankFault):
 
 @contextmanager
 def small_group() -> Iterator[None]:
-    """A control group with little memory, which exists while the block runs.
+    """Make a control group with little memory, which exists while the block runs.
 
     Raises:
         CannotInject: the group cannot be made.

@@ -77,7 +77,7 @@ class SlowFault(Fault):
             context.seen.absence = Absence(began_ns, time.time_ns())
 
     def wrong_conclusion(self, conclusion: object, machines: Sequence[str], spec: JobSpec) -> str:
-        """Why a conclusion of the vote and its machines are wrong; by default no machine may be named."""
+        """Return why the vote's conclusion is wrong; empty: it is right. By default no machine may be named."""
         return "a machine was named, and none is slow" if conclusion == SlowConclusion.MACHINE or machines else ""
 
     def problems(
@@ -102,7 +102,7 @@ class SlowMachine(OnMachine, SlowFault):
     is_replaced: ClassVar = True
 
     def why_not(self) -> str:
-        """Why the control group cannot be made; empty: it can."""
+        """Return why the control group cannot be made; empty: it can."""
         try:
             with little_cpu([], 1.0):
                 return ""
@@ -159,7 +159,7 @@ class SlowLink(BetweenMachines, SlowFault):
 
 
 async def _ranks(context: DrillContext) -> list[int]:
-    """Pids of the ranks on the struck machine."""
+    """Return the pids of the ranks on the struck machine."""
     wanted = context.spec.topology().ranks(context.machines.index(context.target))
     async with context.cluster.control.feed(context.spec.name, context.machines, POLL_S) as feed:
         async for picture in feed.pictures():
@@ -169,7 +169,7 @@ async def _ranks(context: DrillContext) -> list[int]:
 
 
 async def _cpus(pids: Sequence[int]) -> float:
-    """The average number of CPUs that these processes use together."""
+    """Return the average number of CPUs that these processes use together."""
     before, began = sum(used(pid).cpu_s for pid in pids), time.monotonic()
     await asyncio.sleep(MEASURE_S)
     return (sum(used(pid).cpu_s for pid in pids) - before) / (time.monotonic() - began)

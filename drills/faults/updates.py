@@ -40,7 +40,7 @@ from everstep.model.version import JobVersion, VersionStatus
 from everstep.rank import drill_faults as faults
 
 PARKED, AGAIN = "parked", "update"
-"""States of a job in which an update may be requested, besides faults: parked, or during another update."""
+"""Two states of a job, other than faults, in which an update may be requested: it is parked, or it is being updated."""
 WHILE = {
     "kill-rank": "the job recovers from the loss of a rank",
     PARKED: "the job is parked",
@@ -120,7 +120,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return ""
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a lazy update that nothing applies, or two things apply."""
+        """Refuse a lazy update that nothing would apply, or that both a fault and a window would apply."""
         super().refuse(drill, spec)
         if self.lazy != bool(self.then or self.window) or (self.then and self.window):
             raise ConfigError(
@@ -131,7 +131,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
             raise ConfigError(f"--during {self.requested_during} cannot be combined with --lazy")
 
     def code_in_words(self) -> str:
-        """The new code, in words."""
+        """Return the new code, in words."""
         raise NotImplementedError
 
     def describe(self, spec: JobSpec) -> str:
@@ -154,7 +154,8 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
         return self.gone
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The loss in whose recovery the update is applied or requested; ranks are killed with their fork server."""
+        """Return the loss in whose recovery the update is applied or requested; ranks are killed along with a fork
+        server."""
         if self.then == "kill-machine":
             return Loss((self.machine_index(spec),))
         kills = self.requested_during == "kill-rank" or self.then in ("kill-rank", "kill-forkserver")
@@ -191,7 +192,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
     # Injection.
 
     async def strike(self, context: DrillContext) -> None:
-        """Request the update, and wait until it is applied; the job must not end before."""
+        """Request the update, and wait until it is applied; the job must not end first."""
         if self.requested_during == PARKED:
             await _until(context, lambda state: state.status == "parked", "the job was not parked")
         else:
@@ -265,7 +266,7 @@ class UpdateFault(OnRanks, OnMachine, ForSeconds, Fault):
                     await asyncio.sleep(ASK_AGAIN_S)
 
     def request_of(self, spec: JobSpec, folder: Path, number: int) -> dict[str, Any]:
-        """The argument of the signal.
+        """Return the argument of the signal.
 
         Args:
             spec: The job as it was started.
@@ -336,21 +337,21 @@ class Update(UpdateFault):
         return "other learning rates" if self.during == AGAIN else "another learning rate"
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """The entries that make the job be parked, if it should be: a rank is killed again and again."""
+        """Return the entries that make the job be parked, if it should be: a rank is killed again and again."""
         if self.during != PARKED:
             return []
         kills = KillRank(ranks=self.struck_ranks(spec), times=RecoveryPolicy().retry.max_failures_at_step)
         return kills.rank_entries(at_step, spec, plan)
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """A hold, so that the incident waits in its stop until the update was requested."""
+        """Return a hold, so that the incident waits in its stop until the update was requested."""
         if self.during not in ("kill-rank", AGAIN):
             return []
         stage = {"job": spec.name, "in_stage": "stop", "moment": "middle"}
         return [{"id": f"stop-{spec.name}", "fault": "hold", **stage, "until": f"{plan}.tried"}]
 
     def request_of(self, spec: JobSpec, folder: Path, number: int) -> dict[str, Any]:
-        """The argument of the signal, with another learning rate if the script is the example."""
+        """Return the argument of the signal, with another learning rate if the script is the example."""
         request = super().request_of(spec, folder, number)
         if self._changes_losses(spec):
             request["args"] = [*spec.args, LR_FROM, "0", str((RATE, OTHER_RATE)[number])]
@@ -360,7 +361,8 @@ class Update(UpdateFault):
         return not self.neutral and Path(spec.script) == example("gpt.py")
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job whose script itself changes the learning rate, at the steps at which the updates were applied."""
+        """Return the job whose script itself changes the learning rate, at the steps at which the updates were
+        applied."""
         if not self._changes_losses(spec):
             return spec
         applied = sorted(v.ranges[-1] + (v.number,) for v in versions if v.number > 1 and v.ranges)
@@ -387,7 +389,8 @@ class BadVersion(UpdateFault):
 
     @property
     def expected(self) -> ExpectedUpdate:
-        """The version is refused at its import, or else rolled back: before its first step by the same incident."""
+        """The version is refused at its import, or rolled back: if it fails before its first step, by the same
+        incident."""
         running = VersionStatus.RUNNING
         if self.at_start:
             return ExpectedUpdate(0, 1, "", (running, VersionStatus.REFUSED))
@@ -427,7 +430,7 @@ class BadVersion(UpdateFault):
 
 
 def _rate(versions: Sequence[JobVersion], number: int) -> str:
-    """The learning rate that a version set."""
+    """Return the learning rate that a version set."""
     args = next(v for v in versions if v.number == number).request.args
     assert args
     return args[-1]
@@ -453,13 +456,13 @@ async def _await_applied(context: DrillContext) -> None:
 
 
 def _requested(context: DrillContext, state: JobState) -> JobVersion | None:
-    """The last requested version; None: the job does not have it yet."""
+    """Return the last requested version; None: the job does not have it yet."""
     folder = context.seen.update_folders[-1]
     return next((v for v in reversed(state.versions) if v.request.code == folder), None)
 
 
 def _waits(context: DrillContext, state: JobState) -> bool | None:
-    """Whether the last requested version still waits; None: the job does not have it yet."""
+    """Return whether the last requested version still waits; None: the job does not have it yet."""
     requested = _requested(context, state)
     return None if requested is None else requested.status in WAITS
 
@@ -482,7 +485,7 @@ async def _release_stop(context: DrillContext) -> None:
 
 
 async def _was_notified(context: DrillContext) -> bool:
-    """Whether the incident has the signal with the last requested version."""
+    """Return whether the incident has the signal with the last requested version."""
     client, folder = context.cluster.control.client, context.seen.update_folders[-1]
     with suppress(RPCError):
         async for event in client.get_workflow_handle(

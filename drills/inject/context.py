@@ -118,12 +118,12 @@ class DrillContext:
 
         Args:
             step: Step at which the job waits.
-            backups: Whether to wait for backups too. If they lack the step, it waits until they no longer change: a
-                rank that is behind skips every second step.
+            backups: Whether to wait for backups too. If some lack the step, wait until they no longer change: a rank
+                that is behind skips every second step.
             disk: Newest step that must be on all disks; None: the disks do not matter.
 
         Raises:
-            ClusterError: they are not complete within the time limit.
+            ClusterError: the saves are not complete within the time limit.
         """
         stored, ranks = self.stored, range(self.spec.topology().world_size)
         await self._all_have(ranks, step, stored.own_steps, "saved in memory")
@@ -161,7 +161,7 @@ class DrillContext:
     # Marks.
 
     def fired(self, name: str) -> dict[str, object] | None:
-        """The mark that an action happened; None: it has not."""
+        """Return the mark that an action happened; None: it has not."""
         return faults.fired(self.planned.plan, {"id": name})
 
     def mark(self, name: str, **details: object) -> None:
@@ -177,7 +177,7 @@ class DrillContext:
             await self._await_agent(machine, lambda described: described.pid > 0)
 
     def agent(self, machine: Machine) -> int:
-        """The pid of a machine's agent.
+        """Return the pid of a machine's agent.
 
         Raises:
             ClusterError: the agent does not run.
@@ -192,7 +192,7 @@ class DrillContext:
         return await self._await_agent(machine, lambda described: described.pid not in (0, before))
 
     async def fork_server(self, machine: Machine) -> int:
-        """The pid of the job's fork server on a machine; 0: there is none."""
+        """Return the pid of the job's fork server on a machine; 0: there is none."""
         return _fork_server(await self.cluster.control.agents.get(machine.address).describe(), self.spec.name)
 
     async def fork_server_back(self, machine: Machine, before: int) -> int | None:
@@ -225,7 +225,7 @@ class DrillContext:
     async def listen(
         self, seconds: float, machines: list[Machine] | None = None, *, enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Collect the agents' reports about backups and disks for some seconds, or until they are ``enough``."""
+        """Collect the agents' reports about backups and disks for some seconds, or until ``enough`` returns True."""
         tasks = [asyncio.create_task(self._listen_to(machine)) for machine in machines or self.machines]
         try:
             deadline = time.monotonic() + seconds
@@ -251,7 +251,8 @@ class DrillContext:
         """Inject the second fault, and record the steps that it may cost.
 
         Args:
-            exact: The job waits and all copies are known, so the cost follows from the copies that are left.
+            exact: Whether the job waits and all copies are known, so that the cost follows from the copies that are
+                left.
         """
         loss = self.request.opening.loss(self.spec)
         if loss.ranks:
@@ -259,7 +260,7 @@ class DrillContext:
             await self._kill_ranks(loss)
         else:
             await asyncio.to_thread(self._cut_power, loss, exact)
-        self.planned.let_go()  # the ranks that live enter the next collective, where they notice the missing ranks
+        self.planned.let_go()  # the other ranks enter the next collective, and notice the loss there
 
     async def _kill_ranks(self, loss: Loss) -> None:
         async with self.cluster.control.feed(self.spec.name, self.machines, POLL_S) as feed:
@@ -291,7 +292,7 @@ class DrillContext:
                 self.off.enter_context(off.pop_all())
 
     def _backups_caught_up(self, loss: Loss) -> Callable[[], bool]:
-        """A check that backups have caught up with the steps, as the promise of their placement assumes.
+        """Return a check that backups have caught up with the steps, as the promise of their placement assumes.
 
         After ``CATCH_UP_S`` the check succeeds anyway, so that the strike happens.
         """
@@ -306,7 +307,7 @@ class DrillContext:
         return caught_up
 
     def _promise(self, loss: Loss, *, exact: bool) -> Promise:
-        """The most steps that a strike may cost, by the placement's promise or by the copies that are left."""
+        """Return the most steps that a strike may cost, by the placement's promise or by the copies that are left."""
         placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed
@@ -319,7 +320,7 @@ class DrillContext:
 
 
 def copies_seen(copies: Collection[RankCopies], contexts: Sequence[DrillContext]) -> int:
-    """The number of ranks that had two copies at once.
+    """Return the number of ranks that had two processes at once.
 
     Ranks on a machine whose link is down do not count: nothing can end them when the machine is replaced, and they wait
     for peers that are gone. ``Records.overlaps`` checks that they do not step.

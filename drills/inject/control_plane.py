@@ -6,10 +6,10 @@ three kinds:
 
 ``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
     SIGKILL of this worker, or of the process ``pid``, in the activity of a stage of an incident, or of a stage in which
-    the job prepares an update before it opens an incident. It dies when the activity ``begin``s, in its ``middle`` (its
-    work is under way) or at its ``end`` (its work is done, but its result is not reported yet). A ``version`` selects
-    the launch of that version of the code. The stage ``report`` is before the incident: the worker has seen a fault and
-    reports it to the job.
+    the job prepares an update before it opens an incident. The process dies when the activity ``begin``s, in the
+    activity's ``middle`` (the work is under way) or at its ``end`` (the work is done, but the result is not reported
+    yet). A ``version`` selects the launch of that version of the code. The stage ``report`` is before the incident: the
+    worker has seen a fault and reports it to the job.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     No fault: the activity waits until the file ``until`` exists, so that another fault can strike in that stage.
@@ -70,7 +70,7 @@ from everstep.rank import environment
 Fault = dict[str, Any]
 
 MIDDLE_S = 0.02
-"""An activity is in its middle after this time, seconds; a shorter one is in its middle at the end of its work."""
+"""An activity is in its middle after this time, seconds; a shorter activity is in its middle at the end of its work."""
 POLL_S = 0.004
 """Time between two queries whether a workflow task is under way, seconds."""
 REST_S = 1.0
@@ -80,7 +80,7 @@ RECOVERS = ("Incident", "Replay")
 
 
 def plugins() -> list[DrillPlugin]:
-    """The plugins of a worker in a drill's cluster; empty in any other cluster."""
+    """Return the plugins of a worker in a drill's cluster; empty in any other cluster."""
     return [DrillPlugin()] if os.environ.get(environment.FAULTS) else []
 
 
@@ -100,7 +100,7 @@ class DrillPlugin(SimplePlugin):
         return super().configure_worker(config)
 
     async def durable(self, workflow_id: str) -> int:
-        """The number of a workflow's newest durable event; 0: there is none."""
+        """Return the number of a workflow's newest durable event; 0: there is none."""
         described = await self._describe(workflow_id)
         return described.history_length if described else 0
 
@@ -147,7 +147,7 @@ class _Activity(ActivityInboundInterceptor):
         return result
 
     async def _report(self, result: Any) -> None:
-        """Have the worker killed when its result is reported, if that causes the event."""
+        """Have the worker killed when its result is reported, if that report causes the event."""
         info = activity.info()
         assert info.workflow_id is not None
         for plan, fault in _pending("at_event"):
@@ -259,18 +259,19 @@ def _wrap(inner: WorkflowRunner | None) -> WorkflowRunner:
 
 
 def _launches(input: ExecuteActivityInput, version: int) -> bool:
-    """Whether an activity launches this version of the code."""
+    """Return whether an activity launches this version of the code."""
     launch = input.args[0]
     return isinstance(launch, LaunchRanks) and launch.job.spec.version == version
 
 
 def _swept(fault: Fault) -> str:
-    """The id of the workflow whose history has the event."""
+    """Return the id of the workflow whose history has the event."""
     return str(fault.get("workflow_id") or incident_workflow_id(fault["job"], 1))
 
 
 def _advances(job: Any) -> bool:
-    """Whether a job of an activation advances the workflow; queries and removals from the cache do not."""
+    """Return whether a job of an activation advances the workflow. Queries and removals from the cache do not advance
+    it."""
     return job.WhichOneof("variant") not in ("query_workflow", "remove_from_cache")
 
 
@@ -306,6 +307,6 @@ async def _hold(plan: Path, fault: Fault, place: str) -> None:
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:
-    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does."""
+    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does this."""
     if faults.claim(plan, fault, **details):
         os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)

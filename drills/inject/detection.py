@@ -48,7 +48,7 @@ async def await_reason(context: DrillContext, machines: Sequence[Machine], reaso
 
 
 async def _has_finding(context: DrillContext, machine: Machine, reasons: Sequence[str]) -> bool | None:
-    """Whether a machine has a finding with one of these reasons; None: its agent does not answer."""
+    """Return whether a machine has a finding with one of these reasons; None: its agent does not answer."""
     with contextlib.suppress(AgentError):
         reply = await context.cluster.control.agents.get(machine.address).inspect(timeout_s=1.0)
         return any(finding.reason in reasons for state in reply.inspections for finding in state.findings)
@@ -56,7 +56,7 @@ async def _has_finding(context: DrillContext, machine: Machine, reasons: Sequenc
 
 
 def struck_machines(context: DrillContext) -> list[Machine]:
-    """The machines on which a device breaks."""
+    """Return the machines on which a device breaks."""
     return context.machines if context.request.opening.strikes_all else [context.target]
 
 
@@ -83,7 +83,7 @@ async def await_report(context: DrillContext) -> None:
 
 
 async def _generation(context: DrillContext) -> int:
-    """The generation of the ranks on the job's other machines."""
+    """Return the generation of the ranks on the job's other machines."""
     others = [machine for machine in context.machines if machine is not context.target]
     async with context.cluster.control.feed(context.spec.name, others, POLL_S) as feed:
         async for picture in feed.pictures():
@@ -114,7 +114,7 @@ async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str
 
 
 async def machine_events(context: DrillContext) -> list[str]:
-    """The texts of the ledger's events of the struck machine."""
+    """Return the texts of the ledger's events of the struck machine."""
     ledger = await context.cluster.control.ledger()
     if ledger is None:
         return []

@@ -1,7 +1,7 @@
 """Watches a workflow's history from outside, and kills a worker as soon as an event is durable.
 
-Of a local server it reads the store, since a read takes ten microseconds: the table ``executions`` has the number of
-the next event. Any other server is queried. A separate process watches, since workers and drills are busy for
+For a local server it reads the server's store, since a read takes ten microseconds: the table ``executions`` has the
+number of the next event. Any other server is queried. A separate process watches, since workers and drills are busy for
 milliseconds at a time: ``python -m drills.inject.history_watch``, with a ``HistoryWatch`` as JSON on standard input.
 """
 
@@ -69,7 +69,7 @@ class HistoryWatch(BaseModel):
 
 @contextlib.contextmanager
 def watched(context: DrillContext) -> Iterator[None]:
-    """While the block runs, watch the history whose event kills the first worker; for other faults do nothing.
+    """While the block runs, watch the history at whose event the first worker is to be killed; without one do nothing.
 
     Raises:
         ClusterError: the first worker does not run.
@@ -96,10 +96,10 @@ def watched(context: DrillContext) -> Iterator[None]:
 
 
 def watch_and_kill(watch: HistoryWatch) -> None:
-    """Kill the worker once the event is durable; return early if the worker was killed otherwise."""
+    """Kill the worker once the event is durable; return early if the worker was killed in another way."""
     try:
         worker = os.pidfd_open(watch.worker)
-    except ProcessLookupError:  # it was killed otherwise before this process was ready
+    except ProcessLookupError:  # it was killed in another way before this process was ready
         return
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, worker)
@@ -111,7 +111,7 @@ def watch_and_kill(watch: HistoryWatch) -> None:
             newest, pause_s = _newest_on_server(stack.enter_context(asyncio.Runner()), watch), QUERY_S
         while faults.fired(watch.plan, watch.fault) is None:
             if (number := newest()) >= watch.fault["at_event"]:
-                with contextlib.suppress(ProcessLookupError):  # it was killed otherwise, and its mark was written
+                with contextlib.suppress(ProcessLookupError):  # the worker is dead, and its mark written
                     signal.pidfd_send_signal(worker, signal.SIGKILL)
                     faults.claim(watch.plan, watch.fault, place="seen in the history", newest=number, pid=watch.worker)
                 return
@@ -119,7 +119,7 @@ def watch_and_kill(watch: HistoryWatch) -> None:
 
 
 def _newest_in_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[], int]:
-    """A function that reads the number of the newest event; 0: there is no such workflow yet."""
+    """Return a function that reads the number of the newest event; 0: there is no such workflow yet."""
     row: list[Any] = []
 
     def newest() -> int:
@@ -134,7 +134,7 @@ def _newest_in_store(store: sqlite3.Connection, workflow_id: str) -> Callable[[]
 
 
 def _newest_on_server(runner: asyncio.Runner, watch: HistoryWatch) -> Callable[[], int]:
-    """A function that queries the number of the newest event; 0: there is no such workflow yet."""
+    """Return a function that queries the number of the newest event; 0: there is no such workflow yet."""
     client = runner.run(Client.connect(watch.address, namespace=watch.namespace))
 
     async def described() -> int:

@@ -1,8 +1,8 @@
 """Kills a worker at the moment when an activity's result is durable in Temporal, and no later.
 
 After a result the worker gets the next workflow task within milliseconds, so it cannot be killed in time from within.
-Instead it waits at the end of the activity, and a separate process first kills it and then sends the result in its
-place. For Temporal this is a message that was on its way when its sender died.
+Instead the worker waits at the end of the activity, and a separate process first kills the worker and then sends the
+result in its place. To Temporal this looks like a message that was on its way when its sender died.
 
 The worker runs ``python -m drills.inject.last_report`` with a ``LastReport`` as JSON on standard input.
 """

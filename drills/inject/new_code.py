@@ -80,7 +80,8 @@ def write(spec: JobSpec, folder: Path, lines: str, note: str) -> None:
 
 
 def _after_the_head(body: Sequence[ast.stmt]) -> int:
-    """The number of the last line of a module's docstring and its imports from ``__future__``; 0: it has neither."""
+    """Return the number of the last line of a module's docstring and its imports from ``__future__``; 0: it has
+    neither."""
     at = 0
     for position, statement in enumerate(body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -43,7 +43,7 @@ class Planned:
             Path(hold["until"]).touch()
 
     def fired(self) -> dict[str, dict[str, Any] | None]:
-        """Id of an entry → the mark that it fired, or None."""
+        """Return the id of each entry → the mark that it fired, or None."""
         marks = {fault["id"]: faults.fired(self.plan, fault) for fault in (*self.ranks, *self.outside)}
         return marks | {fault["id"]: faults.fired(self.worker_plan, fault) for fault in self.workers}
 

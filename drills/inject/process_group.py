@@ -11,7 +11,7 @@ from everstep.errors import CannotInject
 
 
 def name(kind: str = "") -> str:
-    """The name of the control group of this process for one kind of limits."""
+    """Return the name of the control group of this process for one kind of limits."""
     return f"everstep-drill-{kind}{os.getpid()}"
 
 
@@ -23,7 +23,7 @@ def made(root: Path, limits: Mapping[str, str], description: str, kind: str = ""
         root: Folder in which groups are made.
         limits: File of the group → text to write to it, in order.
         description: Description of the group for the error.
-        kind: Kind of its limits, a part of its name.
+        kind: Kind of the limits, which is a part of the group's name.
 
     Raises:
         CannotInject: the group cannot be made.

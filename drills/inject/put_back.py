@@ -1,4 +1,4 @@
-"""Returns machines that left a drill's job to the pool, since the drill has repaired them."""
+"""Gives machines back to the pool that left a drill's job; the drill has repaired them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from everstep.model.pool import PoolMachine, PoolPlace
 LIMIT_S = 90.0
 """The pool has cleaned an evicted machine within this time, seconds; it checks every 30 s."""
 OUT_OF_USE = frozenset({PoolPlace.QUARANTINED, PoolPlace.CORDONED})
-"""Slots of the pool whose machines no job may use."""
+"""Places in the pool whose machines no job may use."""
 
 
 async def spare_of(cluster: DrillCluster, machines: int) -> int:
-    """The number of machines that are spare when a job has this many.
+    """Return the number of machines that are spare when a job has this many.
 
     Raises:
         ClusterError: the pool does not answer.
@@ -35,7 +35,7 @@ async def spare_of(cluster: DrillCluster, machines: int) -> int:
 async def cleaned(context: DrillContext) -> None:
     """Wait until the pool has ended all processes of the job on machines that left it.
 
-    The pool checks these machines every 30 s, and at once after an operator's command, which this sends.
+    The pool checks these machines every 30 s, and at once after an operator's command, which this function sends.
     """
     deadline = time.monotonic() + LIMIT_S
     while left := [one for one in await out_of_use(context.cluster) if one.uncleaned]:
@@ -59,6 +59,6 @@ async def put_back(context: DrillContext) -> None:
 
 
 async def out_of_use(cluster: DrillCluster) -> list[PoolMachine]:
-    """The machines that no job may use."""
+    """Return the machines that no job may use."""
     state = await pool_state(cluster.control)
     return [one for one in state.machines.values() if one.place in OUT_OF_USE] if state else []

@@ -66,7 +66,7 @@ def compare(reference: Records, run: Records, ranks: int) -> Comparison:
 
 
 def _with_losses(records: Records) -> dict[int, list[ReportedStep]]:
-    """The records of the ranks that report losses; a script may report steps without losses."""
+    """Return the records of the ranks that report losses; a script may report steps without losses."""
     return {
         rank: reported
         for rank, reported in records.of.items()
@@ -81,7 +81,7 @@ def _of_rank(rank: int, expected: dict[int, list[ReportedStep]], found: dict[int
     if missing := sorted(right.keys() - seen):
         differences.append(f"rank {rank} has no report of step {_some(missing)}")
     if extra := sorted(seen - right.keys()):
-        differences.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault has not")
+        differences.append(f"rank {rank} reported step {_some(extra)}, which the run without a fault did not report")
     common = [record for record in found.get(rank, []) if record.step in right]
     wrong = {record.step for record in common if record.bits != right[record.step]}
     if wrong:

@@ -10,7 +10,7 @@ from everstep.model.job import JobSpec
 
 
 def over_evicted(reports: Iterable[IncidentReport], guilty: Collection[str]) -> list[str]:
-    """The healthy machines that an incident evicted on purpose, since a machine of their group is at fault.
+    """Return the healthy machines that an incident evicted on purpose, since a machine of their group is at fault.
 
     Args:
         reports: Reports of the job's incidents.
@@ -31,7 +31,7 @@ def eviction_problems(
     standby: str = "",
     beside: Sequence[str] = (),
 ) -> list[str]:
-    """Problems with the set of machines that left the job.
+    """Return problems with the set of machines that left the job.
 
     Args:
         request: The drill.

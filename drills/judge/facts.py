@@ -51,7 +51,7 @@ OBSERVED = "observed"
 
 
 def is_observed(incident: IncidentFacts) -> bool:
-    """Whether an incident only reports a fault, while the job continues."""
+    """Return whether an incident only reports a fault, while the job continues."""
     return incident.report is not None and incident.report.resolution == OBSERVED
 
 
@@ -80,7 +80,7 @@ class DrillFacts:
     shared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     """Machines that had ranks of several jobs at the same time, each with these jobs."""
     samples: int = 0
-    """Number of samples of the processes, which show two copies of a rank."""
+    """Number of samples of the processes, which were taken to find two processes of one rank."""
     blind_s: float = 0.0
     """Longest time without a sample, seconds."""
     leaked: list[str] = field(default_factory=list)
@@ -94,7 +94,8 @@ class DrillFacts:
 
 
 async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[IncidentFacts]:
-    """All incidents of a job from this number on, read from Temporal's histories, so that no worker has to answer."""
+    """Return all incidents of a job from this number on, read from Temporal's histories, so that no worker has to
+    answer."""
     found: list[IncidentFacts] = []
     while True:
         name = incident_workflow_id(job, number)
@@ -112,7 +113,8 @@ async def incidents(cluster: DrillCluster, job: str, number: int = 1) -> list[In
 
 
 async def seen_ns(client: Client, incident: str) -> int:
-    """Time at which an incident's fault was detected, from the incident's input, nanoseconds; 0: not known."""
+    """Return the time at which an incident's fault was detected, from the incident's input, nanoseconds; 0: not
+    known."""
     async for event in client.get_workflow_handle(incident).fetch_history_events(page_size=1):
         payloads = event.workflow_execution_started_event_attributes.input.payloads
         [opened_with] = await client.data_converter.decode(payloads, [IncidentState])
@@ -137,7 +139,7 @@ async def launches(cluster: DrillCluster, incident: str) -> list[tuple[int, int]
 
 
 async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
-    """The texts of an incident, from its report, and with its full conclusions from the ledger."""
+    """Return the texts of an incident: those of its report, and its full conclusions from the ledger."""
     found = [incident.report.headline, *incident.report.stages] if incident.report else []
     found += [answer.why for answer in incident.report.asked] if incident.report else []
     if ledger := await cluster.control.ledger():
@@ -147,7 +149,7 @@ async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
 
 
 async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
-    """The copies that an incident moved to the machines that needed them, in order, read from its history."""
+    """Return the copies that an incident moved to the machines that needed them, in order, read from its history."""
     scheduled: set[int] = set()
     found: list[CopyToRestore] = []
     handle = cluster.control.client.get_workflow_handle(incident)
@@ -174,13 +176,13 @@ def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) ->
 async def recorded_on(
     cluster: DrillCluster, spec: JobSpec, first_machines: Sequence[Machine], emptied: Collection[str]
 ) -> list[Machine]:
-    """The machines with records of a job: its last machines, and those of its first ones that were not emptied."""
+    """Return the machines with records of a job: its last machines, and its first machines that were not emptied."""
     last = {machine.name: machine for machine in (await cluster.control.state(spec.name)).machines}
     return [*last.values(), *(m for m in first_machines if m.name not in last and m.name not in emptied)]
 
 
 async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine]) -> list[str]:
-    """Processes and shared memory that an ended job left, after waiting for those that end by themselves."""
+    """Return the processes and shared memory that an ended job left, after waiting for those that end by themselves."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
@@ -197,14 +199,14 @@ async def left_behind(cluster: DrillCluster, spec: JobSpec, machines: Sequence[M
 
 
 async def ettr(cluster: DrillCluster, job: str) -> float | None:
-    """The productive share of the job's time, from the ledger; None: not known."""
+    """Return the productive share of the job's time, from the ledger; None: not known."""
     ledger = await cluster.control.ledger()
     share = await asyncio.to_thread(ledger.ettr, job, now_ns=time.time_ns()) if ledger else None
     return share.ratio if share else None
 
 
 async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[IncidentFacts]) -> list[str]:
-    """Entries that the ledger lacks for an ended job, after waiting for late writes."""
+    """Return the entries that the ledger lacks for an ended job, after waiting for late writes."""
     deadline = time.monotonic() + WRITTEN_S
     ledger = await cluster.control.ledger()
     if ledger is None:
@@ -224,7 +226,7 @@ async def ledger_lacks(cluster: DrillCluster, job: str, incidents: Sequence[Inci
 async def records(
     cluster: DrillCluster, spec: JobSpec, machines: Sequence[Machine], rescued: Records | None = None
 ) -> tuple[Records, int]:
-    """The step records of a job, and how often a rank existed twice according to the ranks' logs.
+    """Return the step records of a job, and how often a rank had two processes according to the ranks' logs.
 
     Args:
         cluster: The cluster.

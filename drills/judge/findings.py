@@ -13,7 +13,7 @@ from everstep.model.job import JobSpec
 
 
 def finding_problems(request: DrillRequest, spec: JobSpec, facts: DrillFacts) -> list[str]:
-    """Problems with the reports of a broken device; empty if no device broke."""
+    """Return problems with the reports of a broken device; empty if no device broke."""
     expected = request.opening.finding
     if expected is None:
         return []

@@ -31,7 +31,7 @@ class DrillResult(BaseModel):
     """Rungs of the ladder in all incidents, in order, with their seconds."""
     evicted: list[str] = Field(default_factory=list)
     over_evicted: list[str] = Field(default_factory=list)
-    """Those of the evicted machines that are healthy, and were evicted on purpose."""
+    """The evicted machines that are healthy and were evicted on purpose."""
     steps_lost: int | None = None
     steps_promised: int | None = None
     """The most steps that the fault may cost; None: no copies are needed after it."""
@@ -46,9 +46,9 @@ class DrillResult(BaseModel):
     lag: int | None = None
     """The most steps by which a backup was behind; None: not measured."""
     pace: float | None = None
-    """Duration of a step while an agent hung, as a multiple of that before; None: no agent hung."""
+    """Duration of a step while an agent hung, as a multiple of the duration before; None: no agent hung."""
     steps_redone: int | None = None
-    """Number of steps that were done again, by the step records; a step that was cut short counts too."""
+    """Number of steps that were done again according to the step records; a step that was cut short counts too."""
     losses_match: bool | None = None
     """Whether all losses are equal to those without a fault; None: there are none, or the job did not finish."""
     state_match: bool | None = None
@@ -64,7 +64,7 @@ class DrillResult(BaseModel):
     leaked: list[str] = Field(default_factory=list)
     """Processes, files and mounts that were left."""
     duplicates: int = 0
-    """Number of ranks that had two copies at once; it must be 0."""
+    """Number of ranks that had two processes at once; it must be 0."""
     generations: int = 0
     job: str = ""
     steps: int | None = None

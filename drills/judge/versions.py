@@ -12,7 +12,7 @@ SHOWN = 5
 
 
 def steps_under_their_versions(versions: Sequence[JobVersion], records: Records) -> list[str]:
-    """Problems with the versions in step records, compared with the job's own list of versions.
+    """Return problems with the versions in step records, compared with the job's own list of versions.
 
     A generation runs the last version that was applied before it. Only the last report of a step must lie within the
     steps of its version.

@@ -1,4 +1,4 @@
-"""What the injector observed during a drill, for the judge."""
+"""The injector's observations during a drill, for the judge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Absence:
 
     began_ns: int
     back_ns: int | None
-    """Time at which it worked again, nanoseconds; None: it did not within the limit."""
+    """Time at which the part worked again, nanoseconds; None: it did not work within the limit."""
 
 
 @dataclass(slots=True)

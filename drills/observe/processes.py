@@ -1,4 +1,4 @@
-"""Observes a cluster's processes from outside: checks for two copies of a rank, and for processes that a job left."""
+"""Observes a cluster's processes from outside: finds two processes of one rank, and processes that a job left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTPUT = re.compile(r"/machines/([^/]+)/jobs/([^/]+)/")
 
 
 def rank_of(process: ProcessInfo) -> int | None:
-    """The number of the rank that a process is; None: it is no rank. Children of ranks are none."""
+    """Return the number of the rank that a process is; None: it is no rank. A child of a rank is no rank."""
     match = _RANK.fullmatch(process.name)
     return int(match[1]) if match and process.pid == process.session else None
 
@@ -36,7 +36,7 @@ class RankLocation(NamedTuple):
 
 
 def location_of(pid: int) -> RankLocation:
-    """The job and the machine of a rank's process, from the path of its output file."""
+    """Return the job and the machine of a rank's process, from the path of its output file."""
     files = open_files(pid)
     for descriptor in (1, 2):
         if match := _OUTPUT.search(files.get(descriptor, "")):
@@ -61,7 +61,7 @@ class Tree:
     """Pid of the supervisor; 0: not known."""
 
     def processes(self) -> list[ProcessInfo]:
-        """The live processes of the tree, without zombies.
+        """Return the live processes of the tree, without zombies.
 
         Raises:
             TreeUnknown: there is no supervisor.
@@ -82,11 +82,12 @@ class Tree:
         return [process for process in by_pid.values() if inside(process.pid)]
 
     def pids(self) -> list[int]:
-        """The pids of the live processes."""
+        """Return the pids of the live processes."""
         return [process.pid for process in self.processes()]
 
     def left_of_jobs(self) -> list[str]:
-        """Processes that no ended job may leave: ranks, rendezvous stores, and a second fork server of a machine."""
+        """Return the processes that no ended job may leave: ranks, rendezvous stores, and a second fork server of a
+        machine."""
         left, fork_servers = [], dict[str, list[int]]()
         for process in self.processes():
             if _RANK.fullmatch(process.name) or _STORE.fullmatch(process.name):
@@ -99,7 +100,7 @@ class Tree:
 
 
 class CopyWatch(threading.Thread):
-    """A thread that checks for two live copies of a rank, and for machines with ranks of two jobs."""
+    """A thread that finds two live processes of one rank, and machines with ranks of two jobs."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(name="copy watch", daemon=True)
@@ -152,7 +153,8 @@ class CopyWatch(threading.Thread):
         return True
 
     def _location(self, process: ProcessInfo) -> RankLocation:
-        """The location of a rank's process; it is not known right after the fork, before it has an output file."""
+        """Return the location of a rank's process; it is not known right after the fork, before it has an output
+        file."""
         before = self._locations.get((process.pid, process.start), RankLocation())
         return before if before.job else location_of(process.pid)
 
@@ -161,7 +163,8 @@ class CopyWatch(threading.Thread):
 
     @staticmethod
     def _still_alive(processes: list[ProcessInfo]) -> list[ProcessInfo]:
-        """Those of several processes that are still alive after the sample, which takes milliseconds."""
+        """Return the processes that are still alive after the sample, which takes milliseconds; one alone is not
+        checked."""
         return [p for p in processes if is_alive(p.pid, p.start)] if len(processes) > 1 else processes
 
     def stop(self) -> None:

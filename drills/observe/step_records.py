@@ -1,4 +1,4 @@
-"""Collects what a job's ranks recorded: the reports of their steps, and lines in their logs."""
+"""Collects the records of a job's ranks: the reports of their steps, and lines in their logs."""
 
 from __future__ import annotations
 
@@ -71,23 +71,25 @@ class Records:
         self.unknown += more.unknown
 
     def between(self, begin: int, end: int) -> Records:
-        """The records of steps from ``begin`` to before ``end``, without final states."""
+        """Return the records of steps from ``begin`` to before ``end``, without final states."""
         kept = {rank: [r for r in records if begin <= r.step < end] for rank, records in self.of.items()}
         return Records({rank: records for rank, records in kept.items() if records}, unknown=list(self.unknown))
 
     def newest(self) -> Records:
-        """For each rank and step only the report of the last generation: a fault may have spoilt earlier numbers."""
+        """Return only the report of the last generation for each rank and step: a fault may have spoilt earlier
+        numbers."""
         ordered = {rank: sorted(records, key=lambda r: r.generation) for rank, records in self.of.items()}
         last = {rank: list({r.step: r for r in records}.values()) for rank, records in ordered.items()}
         return Records(last, dict(self.final), list(self.unknown))
 
     def redone(self) -> int | None:
-        """The number of repeated reports of the rank with most of them; None: there are no reports."""
+        """Return the number of repeated reports, for the rank that has most of them; None: there are no reports."""
         again = [sum(n - 1 for n in Counter(r.step for r in records).values()) for records in self.of.values()]
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Ranks of which an older generation stepped after a newer one had stepped: two copies were at work."""
+        """Return the ranks of which an older generation stepped after a newer one had stepped: two processes were at
+        work."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
@@ -101,7 +103,8 @@ class Records:
         return found
 
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
-        """Median duration of the steps between two times, over all ranks, seconds; None: there are too few reports."""
+        """Return the median duration of the steps between two times, over all ranks, seconds; None: there are too few
+        reports."""
         gaps = []
         for records in self.of.values():
             times = sorted(r.time_ns for r in records if begin_ns < r.time_ns < end_ns)
@@ -109,7 +112,7 @@ class Records:
         return statistics.median(gaps) if gaps else None
 
     def stepped_between(self, begin_ns: int, end_ns: int) -> int:
-        """The smallest number of steps that a rank reported between two times."""
+        """Return the smallest number of steps that a rank reported between two times."""
         return min(
             (sum(begin_ns < r.time_ns < end_ns for r in records) for records in self.of.values() if records), default=0
         )
@@ -140,7 +143,7 @@ async def collect(
 
 
 def rescue(job: str, state: Path, shm: Path) -> Records:
-    """The step records of a machine that is off and about to be emptied.
+    """Return the step records of a machine that is off and about to be emptied.
 
     The reports that lie in its shared memory are first moved to the archive on its disk, as its agent would have done.
 
@@ -168,7 +171,7 @@ def rescue(job: str, state: Path, shm: Path) -> Records:
 async def read_logs(
     agents: AgentClients, job: str, machines: Sequence[Machine], ranks: Sequence[Sequence[int]], records: Records
 ) -> int:
-    """Read the final states from the ranks' logs into ``records``; returns how often a rank existed twice.
+    """Read the final states from the ranks' logs into ``records``; return how often a rank had two processes.
 
     Args:
         agents: Clients of the agents.
@@ -195,7 +198,7 @@ async def read_logs(
 
 
 def copies_in(log: str) -> int:
-    """How often a rank's log shows a second copy: a generation began twice, or beside a live older one."""
+    """Return how often a rank's log shows a second process: a generation began twice, or beside a live older one."""
     begun = _MARKER.findall(log)
     again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
     return again + sum(BESIDE in rest for _, _, rest in begun)

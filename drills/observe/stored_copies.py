@@ -32,7 +32,7 @@ class Damaged:
 
 
 def steps_in(path: Path) -> set[int]:
-    """The steps of the copies in a checkpoint file in shared memory, according to its headers."""
+    """Return the steps of the copies in a checkpoint file in shared memory, according to its headers."""
     return {slot.completed_steps for slot in held(path, verify=False) if slot.valid}
 
 
@@ -53,33 +53,33 @@ class StoredCopies:
         self._peers = placement_of(spec).peers
 
     def machine(self, index: int) -> str:
-        """The name of the job's machine at this position."""
+        """Return the name of the job's machine at this position."""
         return self._machines[index].name
 
     def own(self, rank: int) -> Path:
-        """The file of a rank's copies in its own memory."""
+        """Return the file of a rank's copies in its own memory."""
         return own_slots(self._shm(self._topology.machine(rank)), rank)
 
     def backup(self, rank: int) -> Path | None:
-        """The file of a rank's copies in its peer's memory; None: the rank has no peer."""
+        """Return the file of a rank's copies in its peer's memory; None: the rank has no peer."""
         peer = self._peers[rank]
         return None if peer is None else backup_slots(self._shm(self._topology.machine(peer)), rank)
 
     def on_disk(self, rank: int, step: int, suffix: str) -> Path:
-        """The file with this suffix of a rank, in the checkpoint of a step on disk."""
+        """Return the file with this suffix of a rank, in the checkpoint of a step on disk."""
         return self._disk(self._topology.machine(rank)) / step_name(step) / f"rank-{rank}.{suffix}"
 
     def own_steps(self, rank: int) -> set[int]:
-        """The steps of the copies in a rank's own memory."""
+        """Return the steps of the copies in a rank's own memory."""
         return steps_in(self.own(rank))
 
     def backup_steps(self, rank: int) -> set[int]:
-        """The steps of the copies in the memory of a rank's peer."""
+        """Return the steps of the copies in the memory of a rank's peer."""
         path = self.backup(rank)
         return steps_in(path) if path else set()
 
     def disk_steps(self, rank: int) -> set[int]:
-        """The steps of a rank's complete files on disk: those with a manifest, which is written last."""
+        """Return the steps of a rank's complete files on disk: those with a manifest, which is written last."""
         found = set()
         for manifest in self._disk(self._topology.machine(rank)).glob(f"step-*/rank-{rank}.json"):
             with suppress(ValueError):
@@ -111,11 +111,11 @@ class StoredCopies:
         return found
 
     def newest(self) -> int:
-        """The newest step of which any rank has a copy in its own memory; 0: there is none."""
+        """Return the newest step of which any rank has a copy in its own memory; 0: there is none."""
         return max((step for rank in range(self._topology.world_size) for step in self.own_steps(rank)), default=0)
 
     def receiving(self, machine: int) -> int | None:
-        """A rank whose backup the machine at this position receives now; None: it receives none."""
+        """Return a rank whose backup the machine at this position receives now; None: it receives none."""
         for rank, peer in enumerate(self._peers):
             path = self.backup(rank)
             if path and peer is not None and self._topology.machine(peer) == machine and _is_being_written(path):

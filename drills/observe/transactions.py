@@ -22,7 +22,7 @@ Node = tuple[int, int, int, bytes]
 
 
 def begins(database: Path, run_id: str) -> list[int]:
-    """For each event of a run's history in order, the number of the first event in its transaction.
+    """Return, for each event of a run's history in order, the number of the first event in its transaction.
 
     Raises:
         LookupError: the store does not have the beginning of that history.
@@ -43,7 +43,7 @@ def begins(database: Path, run_id: str) -> list[int]:
 
 
 def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> int:
-    """The first event of those from which on no worker did anything until the event ``newest`` was durable.
+    """Return the earliest event after which no worker did anything until the event ``newest`` was durable.
 
     It is the first event of the transaction with ``newest``. It is an earlier event if the server itself added a
     workflow task in a separate transaction a moment later, as it does for a child workflow.
@@ -55,7 +55,7 @@ def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> i
 
 
 def _chain(nodes: Iterable[Node]) -> list[Node]:
-    """The rows from the first transaction to the last, without those that a repeated write left behind."""
+    """Return the rows from the first transaction to the last, without those that a repeated write left behind."""
     by_transaction = {node[1]: node for node in nodes}
     if not by_transaction:
         return []

@@ -45,8 +45,8 @@ WITH_EVICTION = (STAGES[0], "evict", "prepare", *WITH_RESTORE[1:])
 
 Meets = Literal["nothing", "opening", "beside", "away", "stage"]
 """How a fault meets others in a soak. ``nothing``: not at all; ``opening``: it opens an incident in which another fault
-strikes; ``beside``: it strikes at the same time as another; ``away``: a rank or a machine is lost while a part is away;
-``stage``: it strikes in a stage of the incident that another fault opens."""
+strikes; ``beside``: it strikes at the same time as another; ``away``: it takes a part away, and a rank or a machine is
+lost meanwhile; ``stage``: it strikes in a stage of the incident that another fault opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ExpectedFinding:
     owner: Owner
     verdict: Health = Health.FAULTY
     sure: bool = False
-    """Whether it names the machine for sure: then the machine leaves the job if there is a replacement."""
+    """Whether the finding names the machine for sure: then the machine leaves the job if there is a replacement."""
 
     @property
     def opens_incident(self) -> bool:
@@ -82,13 +82,14 @@ class FaultOptions(BaseModel):
     not_soaked: ClassVar[str] = ""
     """Why no soak draws it; empty: soaks do."""
     own_job: ClassVar[bool] = False
-    """Whether a soak runs it in a separate job, since it needs one: with small file systems or control groups from the
-    beginning, with a device that must be healthy again before the next fault, or with a drill's settings of tests."""
+    """Whether a soak runs the fault in a separate job. There are three reasons: the job needs small file systems or
+    control groups from its beginning; a device must be healthy again before the next fault; or the job needs a drill's
+    settings of tests."""
     meets: ClassVar[Meets] = "nothing"
     seldom: ClassVar[bool] = False
     """Whether a soak draws it only half as often, since it meets other faults in the same way as a stopped rank."""
     least_machines: ClassVar[int] = 1
-    """Number of machines that a soak's job needs for it, so that the machine at fault can be told apart."""
+    """Number of machines that a soak's job needs for it, so that the machine at fault can be distinguished."""
     alike: ClassVar[bool] = False
     """Whether a soak's job for it has one rank on each machine, all with the same work, so that each step needs all
     links between machines."""
@@ -119,7 +120,7 @@ class FaultOptions(BaseModel):
     is_update: ClassVar[bool] = False
     """Whether it is an update of the job's code."""
     is_slowed: ClassVar[bool] = False
-    """Whether the job's steps take longer, so that a vote has to find the slow machine, or that there is none."""
+    """Whether the job's steps take longer: a vote then has to name the slow machine, or conclude that none is slow."""
     hangs: ClassVar[bool] = False
     """Whether a rank hangs; its machine then leaves the job if there is a replacement."""
     may_hang: ClassVar[bool] = False
@@ -133,7 +134,7 @@ class FaultOptions(BaseModel):
     holds_up_backups: ClassVar[bool] = False
     """Whether a part that backups need is away."""
     unreachable: ClassVar[bool] = False
-    """Whether nothing can end the ranks of its machine, which then wait for peers that are gone."""
+    """Whether nothing can end the ranks of the struck machine; they then wait for peers that are gone."""
     fixed_finding: ClassVar[ExpectedFinding | None] = None
     """The expected finding, if it does not depend on options."""
     steps_done_anew: ClassVar[bool] = False
@@ -163,25 +164,25 @@ class FaultOptions(BaseModel):
         """
 
     def why_not(self) -> str:
-        """Why the fault cannot be injected on this computer; empty: it can."""
+        """Return why the fault cannot be injected on this computer; empty: it can."""
         return ""
 
     # The target.
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the fault strikes; by default the last rank."""
+        """Return the ranks that the fault strikes; by default the last rank."""
         return [spec.topology().world_size - 1]
 
     def machine_index(self, spec: JobSpec) -> int:
-        """Position of the struck machine in the job."""
+        """Return the position of the struck machine in the job."""
         return spec.topology().machine(self.struck_ranks(spec)[0])
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines that the options name, directly or by their ranks."""
+        """Return the positions of the machines that the options name, directly or by their ranks."""
         return set()
 
     def struck_machine(self, spec: JobSpec) -> str:
-        """Name of the struck machine."""
+        """Return the name of the struck machine."""
         return f"m{self.machine_index(spec)}"
 
     @property
@@ -192,17 +193,17 @@ class FaultOptions(BaseModel):
     # The strike.
 
     def describe(self, spec: JobSpec) -> str:
-        """The announcement of the fault, in a few words."""
+        """Return the announcement of the fault, in a few words."""
         options = {name: getattr(self, name) for name in type(self).model_fields}
         ranks = " and ".join(f"rank {rank}" for rank in self.struck_ranks(spec))
         return self.line.format(**options | {"ranks": ranks, "machine": self.struck_machine(spec), "loss": LOSS})
 
     def rank_entries(self, at_step: int, spec: JobSpec, plan: Path) -> list[Entry]:
-        """The entries for ranks, in order; empty: the injector does everything from outside."""
+        """Return the entries for ranks, in order; empty: the injector does everything from outside."""
         return []
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
-        """The entries for workers.
+        """Return the entries for workers.
 
         Args:
             spec: The job.
@@ -232,7 +233,7 @@ class FaultOptions(BaseModel):
         return False
 
     def loss(self, spec: JobSpec) -> Loss:
-        """The machines or ranks that the strike kills; empty: there is no strike."""
+        """Return the machines or ranks that the strike kills; empty: there is no strike."""
         return Loss()
 
     @property
@@ -263,7 +264,7 @@ class FaultOptions(BaseModel):
 
     @property
     def steps_needed(self) -> int:
-        """Number of steps after the fault without which the result would prove nothing."""
+        """The least number of steps after the fault; with fewer, the result would prove nothing."""
         return 0
 
     @property
@@ -274,15 +275,16 @@ class FaultOptions(BaseModel):
         return settings.DRILL_POLICY if self.strike_delay is None else settings.PATIENT_POLICY
 
     def checkpoint(self, disk: Path) -> dict[str, Any]:
-        """Fields of the checkpoint policy that the fault needs; ``disk`` is a folder that outlives machines."""
+        """Return the fields of the checkpoint policy that the fault needs; ``disk`` is a folder that outlives
+        machines."""
         return settings.disk_settings(disk) if self.shared_disk else {}
 
     def load(self, at_step: int) -> list[str]:
-        """Arguments of the example that decide the work in a step."""
+        """Return the arguments of the example that decide the work in a step."""
         return LIGHT
 
     def standbys(self, topology: Topology) -> int:
-        """The number of standbys that the fault needs at least."""
+        """Return the least number of standbys that the fault needs."""
         return 0
 
     # The expected result.
@@ -299,7 +301,7 @@ class FaultOptions(BaseModel):
 
     @property
     def is_silent(self) -> bool:
-        """Whether an agent reports nothing while its ranks step; the job must not wait for the drill then."""
+        """Whether an agent reports nothing while its ranks step; in this case the job must not wait for the drill."""
         return False
 
     @property
@@ -341,11 +343,11 @@ class FaultOptions(BaseModel):
         return self.finding is not None and self.finding.sure and not self.follows and not self.strikes_all
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines at fault, which must leave the job if there are enough spare machines."""
+        """Return the machines at fault, which must leave the job if there are enough spare machines."""
         return []
 
     def may_leave(self, spec: JobSpec) -> set[str]:
-        """Machines that may leave the job, and may stay."""
+        """Return the machines that may leave the job, but need not."""
         return set()
 
     @property
@@ -369,7 +371,8 @@ class FaultOptions(BaseModel):
         return 1 + self.incidents_due
 
     def swept(self, job: str) -> str:
-        """Id of the workflow at whose events a sweep kills the worker; by default the job's first incident."""
+        """Return the id of the workflow at whose events a sweep kills the worker; by default the job's first
+        incident."""
         return incident_workflow_id(job, 1)
 
     @property
@@ -383,7 +386,7 @@ class FaultOptions(BaseModel):
         return STAGES
 
     def reference(self, spec: JobSpec, versions: Sequence[JobVersion]) -> JobSpec:
-        """The job that has the same losses without a fault."""
+        """Return the job without a fault whose losses this job must have."""
         return spec
 
 
@@ -397,11 +400,11 @@ class OnRanks(FaultOptions):
     )
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The ranks that the options name, or the default."""
+        """Return the ranks that the options name, or the default."""
         return list(dict.fromkeys(self.ranks)) or super().struck_ranks(spec)
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """Positions of the machines of the named ranks."""
+        """Return the positions of the machines of the named ranks."""
         return super().named_machines(topology) | {topology.machine(rank) for rank in self.ranks}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
@@ -428,13 +431,13 @@ class OnMachine(FaultOptions):
         return f"m{value}" if value.isdecimal() else value
 
     def struck_ranks(self, spec: JobSpec) -> list[int]:
-        """The first rank of the machine that the options name, or the default."""
+        """Return the first rank of the machine that the options name, or the default."""
         if not self.machine:
             return super().struck_ranks(spec)
         return [spec.topology().ranks(machine_names(spec.machines).index(self.machine))[0]]
 
     def named_machines(self, topology: Topology) -> set[int]:
-        """The position of the named machine."""
+        """Return the position of the named machine."""
         index = {machine_names(topology.machines).index(self.machine)} if self.machine else set()
         return super().named_machines(topology) | index
 
@@ -452,14 +455,14 @@ class OnMachine(FaultOptions):
 
 
 def owners(spec: JobSpec, machine: int) -> list[int]:
-    """The ranks whose backups lie on the machine at this position."""
+    """Return the ranks whose backups lie on the machine at this position."""
     topology = spec.topology()
     peers = placement_of(spec).peers
     return [rank for rank, peer in enumerate(peers) if peer is not None and topology.machine(peer) == machine]
 
 
 def with_peer(spec: JobSpec, rank: int) -> set[int]:
-    """Positions of the machine of a rank, and of the machine that has its backup."""
+    """Return the positions of the machine of a rank, and of the machine that has its backup."""
     topology, peer = spec.topology(), placement_of(spec).peers[rank]
     return {topology.machine(rank)} | ({topology.machine(peer)} if peer is not None else set())
 
@@ -468,7 +471,7 @@ def refuse_without_backups(fault: FaultOptions, spec: JobSpec) -> None:
     """Refuse a fault of backups if the struck rank has no backup.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the rank has none.
     """
     if placement_of(spec).peers[fault.struck_ranks(spec)[0]] is None:
         raise ConfigError(f"{fault.name}: the job has no backups: it needs two machines and backup = true")
@@ -478,7 +481,7 @@ def refuse_without_disk(fault: FaultOptions, drill: JobOptions, spec: JobSpec) -
     """Refuse a fault of checkpoints on disk if the job has fewer than two of them when the fault strikes.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: the job has fewer.
     """
     policy = spec.checkpoint
     if not (policy.disk and policy.disk_every_steps):

@@ -31,14 +31,14 @@ class Promise:
     """The most steps that a strike may cost, with the reason."""
 
     steps: int | None
-    """The most steps; None: only the checkpoints on disk decide it."""
+    """The most steps; None: the number depends only on the checkpoints on disk."""
     reason: str
     begins_again: bool = False
     """Whether the job starts again, since no step is left that every rank can restore."""
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:
-    """The promise that the placement of the backups makes for a loss."""
+    """Return the promise that the placement of the backups makes for a loss."""
     topology, placement = spec.topology(), placement_of(spec)
     lost = set(loss.machines)
     if survives(topology, placement, lost):
@@ -49,7 +49,7 @@ def promise_of(spec: JobSpec, loss: Loss) -> Promise:
 
 
 def best_step(stored: Mapping[int, AbstractSet[int]]) -> int:
-    """The latest step that every rank can restore; 0: there is none.
+    """Return the latest step that every rank can restore; 0: there is none.
 
     Args:
         stored: Rank → the steps of which it has a copy.

@@ -39,7 +39,7 @@ class DrillRequest(JobOptions):
         return self.fault.opening
 
     def with_spare(self, spare: int) -> DrillRequest:
-        """This request on a cluster with this many spare machines."""
+        """Return this request on a cluster with this many spare machines."""
         return self.model_copy(update={"spare": spare, "replaces": self.opening.is_replaced and spare > 0})
 
     @property
@@ -54,7 +54,7 @@ class DrillRequest(JobOptions):
 
     @property
     def waits_at_hold(self) -> bool:
-        """Whether the job waits at a later step until the injector is done, so that it does not end before."""
+        """Whether the job waits at a later step until the injector is done, so that the job does not end first."""
         return (self.absorbed and not self.opening.is_silent) or self.replaces or self.opening.is_update
 
     @property
@@ -80,14 +80,15 @@ class DrillRequest(JobOptions):
         return None if delay is None else self.at_step + delay
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Machines that must leave the job: all machines at fault, or none if there are not enough replacements."""
+        """Return the machines that must leave the job: all machines at fault, or none if there are not enough
+        replacements."""
         if self.opening.parks:
             return []
         names = [self.opening.struck_machine(spec)] if self.replaces else self.opening.leaving(spec)
         return sorted(names) if len(names) <= self.spare else []
 
     def spec(self, name: str, env: dict[str, str], *, disk: Path = Path("disk")) -> JobSpec:
-        """The job of this drill.
+        """Return the job of this drill.
 
         Args:
             name: Name of the job.
@@ -117,7 +118,7 @@ class DrillRequest(JobOptions):
         return self._with_policies(spec, name, env, disk)
 
     def _with_policies(self, spec: JobSpec, name: str, env: dict[str, str], disk: Path) -> JobSpec:
-        """The job with the policies that the fault needs; values of the job file win."""
+        """Return the job with the policies that the fault needs; values of the job file win."""
         waits = (self.absorbed or self.replaces) and not self.opening.is_slowed
         patience = settings.WAITING if waits else self.opening.patience
         chosen, kept = spec.policy.chosen(), set(spec.checkpoint.model_fields_set)
@@ -132,7 +133,7 @@ class DrillRequest(JobOptions):
         return JobSpec.model_validate(spec.model_copy(update=changed).model_dump())
 
     def _arguments(self) -> list[str]:
-        """The arguments of the example: number of steps, work in a step, layers, and length of a step."""
+        """Return the arguments of the example: number of steps, work in a step, layers, and length of a step."""
         layers = max(LAYERS, DEFAULT_SIZES["pp"] if self.pp is None else self.pp)
         seconds = self.opening.step_s if self.step_seconds is None else self.step_seconds
         pace = [] if seconds is None else [PACE, str(seconds)]
@@ -140,7 +141,7 @@ class DrillRequest(JobOptions):
         return ["--steps", str(self.total_steps), *load, "--layers", str(layers), *pace]
 
     def describe(self, spec: JobSpec) -> str:
-        """The announcement of the drill, in one line."""
+        """Return the announcement of the drill, in one line."""
         opening = self.opening
         line = f"{opening.describe(spec)} at step {self.at_step}"
         if opening.repeats > 1:
@@ -160,7 +161,7 @@ def _in_words(loss: Loss) -> str:
 
 
 def example(name: str) -> Path:
-    """The path of one of everstep's example scripts.
+    """Return the path of one of everstep's example scripts.
 
     Raises:
         ConfigError: the script does not exist.

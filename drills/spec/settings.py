@@ -14,7 +14,7 @@ QUICK = {"hang.floor_s": 4.0, "stop.exit_grace_s": 3.0}
 PATIENT = {"hang.floor_s": 60.0, "hang.idle_floor_s": 60.0, "stop.exit_grace_s": 3.0}
 """A patient policy for a job that waits at a step until the drill is done."""
 WAITING = {"hang.idle_floor_s": 600.0}
-"""A policy for a job in which a rank waits for the drill, which is no hang, and the other ranks wait for it."""
+"""A policy for a job in which a rank waits for the drill and the other ranks wait for that rank, which is no hang."""
 RETURNS = {"silence.evict_s": 30.0}
 """Machines that come back within this time are not replaced, even on a busy computer; the default is 2 s."""
 NO_EVICTION: dict[str, Any] = {"evict.mode": EvictMode.SHADOW}
@@ -58,18 +58,19 @@ REPLACED_STEPS = 40
 STEP_S = 0.2
 """Length of a step, seconds: long enough for the backup of the previous step."""
 STEPS_AGAIN = 5
-"""A job has recovered once it is this many steps past the step of the fault, which strikes within two steps."""
+"""A job has recovered once it is this many steps past the step of the fault; the fault may strike two steps late."""
 DISK_EVERY = 5
 """Number of steps between checkpoints on disk."""
 
 
 def disk_settings(disk: Path) -> dict[str, Any]:
-    """Fields of the checkpoint policy with which all machines write to one folder that outlives them."""
+    """Return the fields of the checkpoint policy with which all machines write to one folder that outlives the
+    machines."""
     return {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
 
 
 def placement_of(spec: JobSpec) -> Placement:
-    """The placement of a job's backups on a local cluster, which has no failure domains."""
+    """Return the placement of a job's backups on a local cluster, which has no failure domains."""
     topology = spec.topology()
     if spec.checkpoint.backup:
         return place_backups(topology)
@@ -77,5 +78,5 @@ def placement_of(spec: JobSpec) -> Placement:
 
 
 def machine_names(count: int) -> list[str]:
-    """The names of a local cluster's machines, without standbys."""
+    """Return the names of a local cluster's machines, without standbys."""
     return [f"m{index}" for index in range(count)]

@@ -97,10 +97,10 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"comparison": Comparison(losses=[], state=["rank 1 ends with another state"])}, "another state"),
         ({"comparison": Comparison(state=[], not_compared=["losses of all ranks"])}, "not compared: losses of all"),
         ({"generations": 7}, "launched 7 times, and 2 are enough"),
-        ({"samples": 0}, "no check for two copies"),
-        ({"blind_s": 11.0}, "no check for two copies of a rank for 11.0 s"),
+        ({"samples": 0}, "the processes were not sampled"),
+        ({"blind_s": 11.0}, "the processes were not sampled for 11.0 s"),
         ({"leaked": ["/dev/shm/x"]}, "left behind: /dev/shm/x"),
-        ({"duplicates": 1}, "two copies"),
+        ({"duplicates": 1}, "two processes"),
     ],
 )
 def test_what_is_not_right_is_named(changed: dict[str, Any], said: str) -> None:

@@ -163,7 +163,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
     handle = await jobs.start()
     await handle.execute_update(JobWorkflow.report, anomaly())
     state = await jobs.until(handle, lambda state: state.status == "parked")
-    assert jobs.cluster.notes[-1].text.startswith("park: ")
+    assert jobs.cluster.notes[-1].text.startswith("park: no answer of m1")
     while "await m1" not in jobs.cluster.calls:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     silent.clear()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.local import cluster as local
-from controlplane.local import cluster_processes, stopping
-from controlplane.local.cluster_file import ClusterFile
+from controlplane.local import stopping
 from controlplane.local.commands import Commands
 from tests.controlplane.local.supervised import PYTHON, Trial
 
@@ -71,11 +70,6 @@ def commands() -> Commands:
         agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address],
         template=lambda socket: [*PYTHON, "import time; time.sleep(600)", str(socket)],
     )
-
-
-def left_of(cluster: ClusterFile) -> set[int]:
-    """Pids of whatever still runs of a cluster."""
-    return cluster_processes.of_cluster(cluster.id)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_the_folder_that_the_job_names_is_written(tmp_path: Path) -> None:
 
 def test_what_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def (")
-    with pytest.raises(CannotInject, match=r"train\.py"):
+    with pytest.raises(CannotInject, match=r"train\.py is no valid Python"):
         write(job(tmp_path / "train.py"), tmp_path / "new", AT_START, "")
 
 

@@ -95,6 +95,11 @@ def test_a_restart_that_loses_too_many_steps_needs_an_operator(failed: int, rest
     assert decide(facts(failure=failure(failed), restore_step=restore), policy).rule == rule
 
 
+def test_by_default_a_restart_may_lose_a_thousand_steps() -> None:
+    assert decide(facts(failure=failure(1000), restore_step=0), POLICY).rule == "try-again"
+    assert decide(facts(failure=failure(1001), restore_step=0), POLICY).rule == "too-much-to-lose"
+
+
 @given(st.integers(0, 10_000))
 def test_the_wait_grows_and_is_bounded(failures_before: int) -> None:
     wait = backoff_s(failures_before, POLICY)

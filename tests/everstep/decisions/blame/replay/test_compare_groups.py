@@ -199,10 +199,11 @@ def test_a_group_that_still_stepped_when_its_time_was_up_is_slow_and_not_at_faul
     assert (found, suspects) == (ReplayConclusion.UNABLE, []) and "replay.timeout_s" in text
 
 
+@pytest.mark.parametrize("end", [RunEnd.CRASHED, RunEnd.NOT_FINITE])
 @pytest.mark.parametrize(("machines", "size", "two"), [(4, 2, True), (7, 3, True), (6, 2, False), (64, 8, False)])
-def test_a_fault_of_every_group_names_no_machine(machines: int, size: int, two: bool) -> None:
+def test_a_fault_of_every_group_names_no_machine(machines: int, size: int, two: bool, end: RunEnd) -> None:
     plan = plan_replay(machines, size)
-    runs = [run.model_copy(update={"end": RunEnd.CRASHED}) for run in runs_of(plan)]
+    runs = [run.model_copy(update={"end": end}) for run in runs_of(plan)]
     found, suspects, text = concluded(plan, runs)
     assert (found, suspects) == (ReplayConclusion.EVERYWHERE, []) and ("two machines together" in text) is two
 
