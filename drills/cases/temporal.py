@@ -21,7 +21,13 @@ from typing import Any
 import temporalio.workflow
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import Payload, Payloads
-from temporalio.api.failure.v1 import ActivityFailureInfo, ApplicationFailureInfo, Failure, TimeoutFailureInfo
+from temporalio.api.failure.v1 import (
+    ActivityFailureInfo,
+    ApplicationFailureInfo,
+    CanceledFailureInfo,
+    Failure,
+    TimeoutFailureInfo,
+)
 from temporalio.bridge.proto.activity_result import ActivityResolution, Cancellation, Success
 from temporalio.bridge.proto.activity_result import Failure as ActivityFailed
 from temporalio.bridge.proto.child_workflow import ChildWorkflowResult
@@ -92,8 +98,8 @@ class ActivityCall:
 
     def cancel(self) -> None:
         """Cancel the activity, as its workflow wishes."""
-        failure = Failure(message="Activity cancelled", canceled_failure_info={})
-        self._end(ActivityResolution(cancelled=Cancellation(failure=failure)))
+        cause = Failure(message="Cancelled", canceled_failure_info=CanceledFailureInfo())
+        self._end(ActivityResolution(cancelled=Cancellation(failure=self._failure("Activity cancelled", cause))))
 
     def _failure(self, message: str, cause: Failure) -> Failure:
         return Failure(
