@@ -230,7 +230,9 @@ class ObservedFaults:
         """Accept a fault; returns what is done with it, as text."""
         state, now_ns = self._state, workflow.time_ns()
         if state.status not in {"starting", "running"} and not self.goes_on:
-            return "an incident is open, and asks the machines itself"
+            # The stop of the open incident asked the machines for all findings before the generation that it launched.
+            if anomaly.symptom is Symptom.SLOW or anomaly.generation <= state.generation:
+                return "an incident is open, and asks the machines itself"
         if anomaly.symptom is Symptom.SLOW:
             return self._accept_slow(anomaly, now_ns)
         recent = {about for about, at_ns in state.observed_told.items() if now_ns - at_ns < AGAIN_S * 1e9}
@@ -299,7 +301,10 @@ class ObservedFaults:
         Faults of a machine that must leave, and of a slow job, become incidents that the job itself waits for.
         """
         waiting, self._state.observed = self._state.observed, []
+        here = {machine.name for machine in self._state.machines}
         for anomaly in waiting:
+            if anomaly.findings and here.isdisjoint(found.machine for found in anomaly.findings):
+                continue  # the machines have left meanwhile
             is_slow = anomaly.symptom is Symptom.SLOW
             if is_slow or self._is_to_leave(anomaly):
                 self._state.pending.append(anomaly.model_copy(update={"generation": self._state.generation}))
