@@ -19,6 +19,7 @@ from everstep.decisions.blame.hang.outliers import find_outliers
 from everstep.decisions.blame.hang.picture import picture
 from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.shared_group import shared_group
+from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
 from everstep.model.finding import Finding, FindingSource, MachineFinding
@@ -42,7 +43,7 @@ def judge_hang(
     activities = {rank: sample.activity for rank, sample in samples.ranks.items() if sample.trainer}
     differing = find_outliers(activities, topology)
     case = HangCase(samples, topology, limits or HangLimits(), names, wait_graph(samples, topology), differing)
-    verdict = _allowed_by_samples(case, _conclude(case))
+    verdict = _unless_outside(case, _allowed_by_samples(case, _conclude(case)))
     drawn = picture(
         topology,
         differing.groups,
@@ -51,6 +52,17 @@ def judge_hang(
     )
     silent = tuple(rank for rank in range(topology.world_size) if not samples.of(rank).is_known)
     return replace(verdict, unknown=silent, stacks=differing.groups, picture=drawn)
+
+
+def _unless_outside(case: HangCase, verdict: HangVerdict) -> HangVerdict:
+    """Return the verdict, or UNKNOWN if the ranks that it names only wait for an answer from outside of the job.
+
+    A slow server is no fault of the machine that asks it, and the job goes on once it answers.
+    """
+    trainers = [case.samples.of(rank).trainer for rank in verdict.ranks]
+    if not verdict.evicts or not all(one is not None and one.leaf.kind is LeafKind.OUTSIDE for one in trainers):
+        return verdict
+    return unknown(f"the job waits for an answer from outside of it: {verdict.reason}", verdict.evidence)
 
 
 def _allowed_by_samples(case: HangCase, verdict: HangVerdict) -> HangVerdict:

@@ -48,6 +48,8 @@ class LeafKind(StrEnum):
     """The frames are in C++ that may compute or wait: the backward pass, DDP's buckets, a wait for the device."""
     IDLE = "idle"
     """A data loader's process waits for work."""
+    OUTSIDE = "outside"
+    """The frames wait for an answer from outside of the job: a server, an object store, another program."""
     OTHER = "other"
     """Anything else: the frames compute, sleep, wait for a lock, or read a file."""
 
@@ -70,7 +72,7 @@ class Leaf:
     @property
     def is_own(self) -> bool:
         """Whether the rank itself causes its delay."""
-        return self.kind in (LeafKind.DATA, LeafKind.OTHER)
+        return self.kind in (LeafKind.DATA, LeafKind.OUTSIDE, LeafKind.OTHER)
 
     def __str__(self) -> str:
         """Return text for people: ``all_reduce (collective)``."""
@@ -145,6 +147,11 @@ COLLECTIVES = frozenset(
     )
 )
 """Functions of torch.distributed in which a rank waits for the other ranks of a group."""
+_OUTSIDE = (
+    *("socket.py", "ssl.py", "selectors.py", "subprocess.py", "http/", "urllib/"),
+    *("urllib3/", "requests/", "httpx/", "httpcore/", "aiohttp/", "botocore/", "grpc/"),
+)
+"""Files whose innermost functions wait for an answer. Ranks of a job reach each other in C++, without these."""
 _P2P_NAME = re.compile(r"(^|_)(i?send|i?recv|p2p)(_|$)")
 _SITE = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3[^/]*/")
 
@@ -205,6 +212,8 @@ def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINE
     """Return the activity of the innermost frames, up to and including the first frame of the script."""
     if role is ProcessRole.DATA_LOADER:
         return _of_loader(frames)
+    if frames and frames[0].file.startswith(_OUTSIDE):
+        return Leaf(LeafKind.OUTSIDE, _last(frames[0].function))
     for at, frame in enumerate(frames):
         name = _last(frame.function)
         if not _is_library(frame.file):
