@@ -30,9 +30,10 @@ RECORD_BYTES = 8192
 """Length of the longest record; the kernel refuses to fill a smaller buffer."""
 FIRST_USER_PRIORITY = 8
 """Lowest priority of a record that a process wrote."""
-XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
-SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
-FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
+XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]*\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
+"""A MIG instance of the GPU may follow the address: ``PCI:0000:05:00 GPU-I:02``."""
+SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): \d+, ")
+FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus", re.DOTALL)
 LOST = Reason(
     "kernel-log-lost",
     "lines of the kernel log were overwritten before they were read, so faults may be missing",
@@ -208,8 +209,7 @@ class KernelLogInspection(Inspection):
             reason = xid.xid_of(int(match["code"]), match["rest"])
             return [self._of_gpu(reason, f"GPU {match['pci']}", text, time_ns)]
         if match := SXID.search(text):
-            fatal = match["rest"].startswith("Fatal")
-            reason = xid.SXID_FATAL if fatal else xid.SXID
+            reason = xid.SXID_FATAL if re.search(xid.SXID_LINE, text, re.IGNORECASE) else xid.SXID
             return [self._of_gpu(reason, f"NVSwitch {match['pci']}", text, time_ns)]
         if match := FELL_OFF.search(text):
             pci = match["pci"].rstrip(".").split(".")[0]
