@@ -53,7 +53,8 @@ def xids() -> str:
     intro = paragraph(
         "The inspection `kernel-log` reads these lines of the kernel log, and the classifier reads them in logs.",
         "The reason code is `xid-` and the number, with the ending that the table shows.",
-        "The class of a log line is that of the kind. A fault that is sure evicts its machine, any other fault has to be confirmed by a test.",
+        "The class of a log line is that of the kind.",
+        "A fault that is sure evicts its machine, any other fault has to be confirmed by a test.",
         "For Xids that a program on the GPU causes, the verdict is unknown and the owner is the code.",
     )
     rows = [
