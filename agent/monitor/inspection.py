@@ -7,6 +7,7 @@ the machine does not have is left out, with a note.
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -82,6 +83,9 @@ class Site:
     """Returns why the state folder cannot be written; an empty text if it can."""
     ranks: Callable[[], list[RankSeen]] = list
     """Returns the ranks that the agent started. It is called in the thread of an inspection."""
+    variables: Callable[[], list[Mapping[str, str]]] = lambda: [os.environ]
+    """Returns, for each job on the machine, the variables of its ranks that say which interfaces they use; if there is
+    no job, those of the agent."""
     shared_folders: tuple[Path, ...] = ()
     """Folders that several agents on one computer share. Each agent inspects only its own folders in them."""
     now_ns: Callable[[], int] = time.time_ns
