@@ -86,6 +86,9 @@ class Site:
     variables: Callable[[], list[Mapping[str, str]]] = lambda: [os.environ]
     """Returns, for each job on the machine, the variables of its ranks that say which interfaces they use; if there is
     no job, those of the agent."""
+    healthy_gpus: dict[str, int] = field(default_factory=dict)
+    """GPU, as findings name it → when an inspection last found it healthy and its driver asked for no recovery,
+    nanoseconds. It is shared by the inspections."""
     shared_folders: tuple[Path, ...] = ()
     """Folders that several agents on one computer share. Each agent inspects only its own folders in them."""
     now_ns: Callable[[], int] = time.time_ns
