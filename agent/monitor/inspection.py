@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.exposition import Described
-from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Reason
+from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Owner, Reason
 from everstep.system.procfs import PROC
 
 EVENTS = 64
@@ -215,6 +215,12 @@ class Inspection(ABC):
         return reason.finding(
             self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
         )
+
+
+def of_no_job(finding: Finding) -> Finding:
+    """Return the finding about a part that no job uses: it is shown, and blames nobody."""
+    text = f"{finding.text} (no job on this machine uses it)"
+    return finding.model_copy(update={"verdict": Health.UNKNOWN, "owner": Owner.UNKNOWN, "sure": False, "text": text})
 
 
 def _current(events: list[dict[str, Any]], now_ns: int) -> list[dict[str, Any]]:

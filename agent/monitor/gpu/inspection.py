@@ -34,8 +34,8 @@ RULES: tuple[GpuRule, ...] = (
 FAULT_FROM_MISS = 2
 """Number of consecutive readings without an answer after which the driver is faulty; before that it is unknown."""
 SURE_FROM_MISS = 6
-"""Number of such readings, a minute of them, after which that names the machine for sure: until then the driver may free
-the memory of processes that ended."""
+"""Number of such readings, in about a minute, after which that names the machine for sure: until then the driver may
+free the memory of processes that ended."""
 TEARDOWN_S = 120.0
 """While ranks of this machine are ending, a driver that does not answer is busy for this long at most, seconds."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)

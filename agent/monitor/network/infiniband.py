@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
-from agent.monitor.network.used import of_no_job, uses_port
+from agent.monitor.network.used import uses_port
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(

@@ -47,6 +47,16 @@ def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple
     return chosen(links.values(), known, with_address, limits), set(links)
 
 
+def own_name(host: str) -> str:
+    """Return the name of the interface that has the agent's address; empty: no interface has it.
+
+    Raises:
+        CannotInspect: the kernel does not answer.
+    """
+    index = netlink.addresses().get(address_of(host))
+    return next((link.name for link in netlink.links().values() if link.index == index), "")
+
+
 def chosen(
     links: Iterable[Link], known: Collection[str], with_address: int | None, limits: NetworkLimits
 ) -> dict[str, Link]:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
-from agent.monitor.network.used import of_no_job, uses_interface
+from agent.monitor.network.used import uses_interface
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from everstep.model.finding import Finding, Health, Owner
-
 NCCL_SOCKETS, GLOO_SOCKETS, HCAS, NO_IB = (
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
@@ -82,9 +80,3 @@ def uses_port(device: str, port: str, jobs: Iterable[Variables]) -> bool | None:
     if True in answers:
         return True
     return None if None in answers or not answers else False
-
-
-def of_no_job(finding: Finding) -> Finding:
-    """Return the finding about a part that no job uses: it is shown, and blames nobody."""
-    text = f"{finding.text} (no job on this machine uses it)"
-    return finding.model_copy(update={"verdict": Health.UNKNOWN, "owner": Owner.UNKNOWN, "sure": False, "text": text})
