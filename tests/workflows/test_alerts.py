@@ -11,7 +11,6 @@ from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Machine
-from workflows import job_incidents
 from workflows.job_incidents import ObservedFaults
 
 BEGAN_NS = 1_800_000_000 * 10**9
@@ -27,7 +26,7 @@ class Running:
         self.state = JobState(spec=spec, machines=machines)
         self.state.status, self.state.generation = "running", 1
         self.now_ns = BEGAN_NS
-        monkeypatch.setattr(job_incidents.workflow, "time_ns", lambda: self.now_ns)
+        monkeypatch.setattr("workflows.job_incidents.workflow.time_ns", lambda: self.now_ns)
         incidents: Any = None
         self.faults = ObservedFaults(self.state, incidents)
 

@@ -104,7 +104,7 @@ class LinkInspection(Inspection):
         for name, entry in entries.items():
             entry["speed"] = max(entry.get("speed", 0), speeds.get(name, 0))
         self.kept = self.kept | {"links": entries}
-        findings = []
+        findings: list[Finding] = []
         for name, entry in entries.items():
             found = self._judged(name, entry, now_ns)
             if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]:

@@ -77,7 +77,7 @@ def test_a_gpu_that_a_cgroup_forbids_is_for_others(machine: Machine, monkeypatch
     for minor in range(2):
         machine.has(f"0000:0{minor}:00.0")
         machine.gives(f"0000:0{minor}:00.0", minor)
-    monkeypatch.setattr(pci.os, "access", lambda path, _mode: path.name == "nvidia0")
+    monkeypatch.setattr("os.access", lambda path, _mode: path.name == "nvidia0")
     assert machine.expected == ["0000:00:00.0"]
     assert pci.usable_and_others(machine.sys, machine.proc, machine.dev) == (["0000:00:00.0"], ["0000:01:00.0"])
     machine.has("0000:06:00.0", driver="")
