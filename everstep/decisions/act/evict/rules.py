@@ -170,8 +170,8 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "repeated-network-alert",
-        f"one network alert is tolerated; a second alert of the machine within {ALERTS_WITHIN_S:.0f} s evicts it, and so "
-        "does a link that is still down when the ranks are stopped",
+        f"one network alert is tolerated; a second alert of the machine within {ALERTS_WITHIN_S:.0f} s evicts it, "
+        "and so does a link that is still down when the ranks are stopped",
         "ByteRobust, figure 5; it tolerates a link that comes back",
         is_alert,
         unless_shared=True,
