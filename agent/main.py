@@ -212,6 +212,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         shared_folders=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
         disk_problem=lambda: host.disk.problem,
         ranks=jobs.ranks_seen,
+        variables=jobs.variables_seen,
     )
     boot = shared.boot_of(options.state_dir) if cluster else ""
     kept = KeptStates(live, options.state_dir, host.disk, boot=f"{boot_id()} {boot}" if boot else None)

@@ -17,8 +17,9 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.recover.incident_state import IncidentPage, IncidentState
     from everstep.decisions.act.recover.tried_rungs import TriedRungs
     from everstep.decisions.act.versions.book import VersionBook
-    from everstep.decisions.blame.alerts import alerts_kept
+    from everstep.decisions.blame.alerts import alerts_kept, is_alert
     from everstep.decisions.detect.machine_fault import operator_anomaly, without
+    from everstep.model.finding import Health
     from everstep.model.incident import STILL_RUNNING, Anomaly, IncidentReport, Left, Symptom
     from everstep.model.job_state import IncidentSummary, JobState, incident_workflow_id
     from everstep.model.launch import Launched
@@ -229,6 +230,7 @@ class ObservedFaults:
     def accept(self, anomaly: Anomaly) -> str:
         """Accept a fault; returns what is done with it, as text."""
         state, now_ns = self._state, workflow.time_ns()
+        state.alerts = alerts_kept(state.alerts, anomaly.findings, now_ns)
         if state.status not in {"starting", "running"} and not self.goes_on:
             # The stop of the open incident asked the machines for all findings before the generation that it launched.
             if anomaly.symptom is Symptom.SLOW or anomaly.generation <= state.generation:
@@ -236,13 +238,18 @@ class ObservedFaults:
         if anomaly.symptom is Symptom.SLOW:
             return self._accept_slow(anomaly, now_ns)
         recent = {about for about, at_ns in state.observed_told.items() if now_ns - at_ns < AGAIN_S * 1e9}
-        new = without(anomaly, recent)
+        alerts = [found for found in anomaly.findings if is_alert(found.finding)]
+        began_again = any(found.finding.since_ns > state.observed_told.get(found.about, 0) for found in alerts)
+        leaves = began_again and self._is_to_leave(anomaly)
+        new = anomaly if leaves else without(anomaly, recent)
         if new is None:
             return "already reported"
+        if not leaves and all(found.finding.verdict is not Health.FAULTY for found in new.findings):
+            self._remember({found.about: now_ns for found in new.findings})
+            return "noted: one network alert is tolerated"
         if len(state.observed) >= MOST_WAITING:
             return f"not recorded: {MOST_WAITING} other faults wait to be recorded"
         self._remember({found.about: now_ns for found in new.findings})
-        state.alerts = alerts_kept(state.alerts, new.findings, now_ns)
         state.observed.append(new)
         return "accepted"
 
@@ -282,6 +289,7 @@ class ObservedFaults:
             findings=anomaly.findings,
             earlier=state.alerts,
             evicted_ns=state.evicted_ns,
+            stopped=False,
         )
         return bool(plan_evictions(facts, state.spec.policy).evict)
 

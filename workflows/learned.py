@@ -9,6 +9,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.ladder.next_rung import kept
     from everstep.decisions.act.progress import still_counting
     from everstep.decisions.act.versions.book import VersionBook
+    from everstep.decisions.blame.alerts import alerts_kept
     from everstep.decisions.keep.lineage import extended
     from everstep.model.incident import IncidentReport, Symptom
     from everstep.model.job_state import JobState
@@ -33,6 +34,8 @@ def learn(state: JobState, report: IncidentReport) -> bool:
     if report.machines:
         change_machines(state, report.machines)
     state.evicted_ns = [*state.evicted_ns, *report.evicted_ns][-EVICTED_KEPT:]
+    newest_ns = max((found.finding.since_ns for found in report.findings), default=0)
+    state.alerts = alerts_kept(state.alerts, report.findings, newest_ns)
     state.resume_step = report.resume_step
     if report.showing.kind:
         state.showing = report.showing

@@ -24,6 +24,7 @@ from agent.jobs.host import Host
 from agent.jobs.job_ranks import JobRanks
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
+from agent.monitor.network.used import VARIABLES
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, to_exit
 from agent.tracer.processes import STOPPED
@@ -200,6 +201,9 @@ class JobRunner:
                         reports=self.ranks.reports,
                         output=self.ranks.output_path,
                     )
+                    self.record.network = {
+                        name: arguments["env"][name] for name in VARIABLES if name in arguments["env"]
+                    }
                     reply = await server.request("fork", **arguments)
                     for row in reply["ranks"]:
                         self.ranks.record_rank(row)

@@ -7,6 +7,7 @@ the machine does not have is left out, with a note.
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.exposition import Described
-from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Reason
+from everstep.model.finding import EVIDENCE_LINES, Finding, Health, Owner, Reason
 from everstep.system.procfs import PROC
 
 EVENTS = 64
@@ -82,6 +83,12 @@ class Site:
     """Returns why the state folder cannot be written; an empty text if it can."""
     ranks: Callable[[], list[RankSeen]] = list
     """Returns the ranks that the agent started. It is called in the thread of an inspection."""
+    variables: Callable[[], list[Mapping[str, str]]] = lambda: [os.environ]
+    """Returns, for each job on the machine, the variables of its ranks that say which interfaces they use; if there is
+    no job, those of the agent."""
+    healthy_gpus: dict[str, int] = field(default_factory=dict)
+    """GPU, as findings name it → when an inspection last found it healthy and its driver asked for no recovery,
+    nanoseconds. It is shared by the inspections."""
     shared_folders: tuple[Path, ...] = ()
     """Folders that several agents on one computer share. Each agent inspects only its own folders in them."""
     now_ns: Callable[[], int] = time.time_ns
@@ -208,6 +215,12 @@ class Inspection(ABC):
         return reason.finding(
             self.name, item, *evidence, text=text, since_ns=since_ns or self.site.now_ns(), verdict=verdict
         )
+
+
+def of_no_job(finding: Finding) -> Finding:
+    """Return the finding about a part that no job uses: it is shown, and blames nobody."""
+    text = f"{finding.text} (no job on this machine uses it)"
+    return finding.model_copy(update={"verdict": Health.UNKNOWN, "owner": Owner.UNKNOWN, "sure": False, "text": text})
 
 
 def _current(events: list[dict[str, Any]], now_ns: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 A finding is reported when it begins, when its verdict changes, and when it is over. It is over when no inspection has
 seen it for ``OVER_S``. A finding that returns before that is reported again, because a job may have begun meanwhile.
 Each repetition waits twice as long as the one before, so that a part that often changes does not fill the log of
-observations.
+observations. A network alert is an exception, because the second alert of a machine counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from agent.monitor.kept import KeptStates
 from agent.reporting.observations import finding_message
 from agent.v1 import agent_pb2 as pb
 from everstep.base.log_once import LoggedErrors
+from everstep.decisions.blame.alerts import ONE_ALERT_S, is_alert
 from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy, verdict_of, worst_first
 
@@ -383,8 +384,9 @@ class Monitor:
             self._report(finding, False)
             self._reported[finding.key] = ReportedFinding(finding, now_s, now_s + OVER_S)
             return
+        began_again = is_alert(finding) and finding.since_ns >= reported.finding.since_ns + ONE_ALERT_S * 1e9
         reported.finding, reported.seen_s = finding, now_s
-        if reported.away and now_s >= reported.again_s:
+        if reported.away and (now_s >= reported.again_s or began_again):
             self._report(finding, False)
             reported.wait_s = min(2 * reported.wait_s, AGAIN_S)
             reported.again_s, reported.away = now_s + reported.wait_s, False

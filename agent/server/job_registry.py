@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.jobs.host import Host
 from agent.jobs.job_runner import JobRunner
+from agent.launcher.fork_client import inherited_environment
 from agent.monitor.inspection import RankSeen
 from agent.server.idempotency import Command, RequestMemory
 from agent.state.job_record import FILE as RECORD
@@ -52,6 +53,13 @@ class JobRegistry:
             if not runner.record.released
             for rank in list(runner.record.of(runner.record.generation))
         ]
+
+    def variables_seen(self) -> list[Mapping[str, str]]:
+        """Return for each job the variables of its ranks that name interfaces; without a job, those that ranks would
+        have. Called in any thread."""
+        records = [runner.record for runner in list(self.runners.values()) if not runner.record.released]
+        jobs: list[Mapping[str, str]] = [record.network for record in records if record.ranks]
+        return jobs or [{**self.host.sockets, **inherited_environment()}]
 
     def code_in_use(self) -> set[str]:
         """Return the snapshots of code that jobs on this machine run. Called in any thread."""

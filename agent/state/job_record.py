@@ -50,6 +50,8 @@ class JobRecord(BaseModel):
     """Digest of the snapshot of code that the newest Launch ran; empty: the script ran in place."""
     versions: list[tuple[int, int]] = Field(default_factory=list)
     """Pairs of a generation and the version of the job's code that runs from this generation on, ascending."""
+    network: dict[str, str] = Field(default_factory=dict)
+    """Variables of the newest Launch that say which interfaces its ranks use (``agent/monitor/network/used.py``)."""
     ranks: list[RankRecord] = Field(default_factory=list)
     stores: list[StoreRecord] = Field(default_factory=list)
 

@@ -78,7 +78,9 @@ def _why(machine: PoolMachine, running: Collection[str]) -> str:
         return f"evicted by {machine.by}"
     if machine.place is PoolPlace.ACTIVE:
         return f"in use by job {machine.job}" if machine.job in running else ""
-    return "" if machine.place in {PoolPlace.FREE, PoolPlace.PROVISIONING} else str(machine.place)
+    if machine.place not in {PoolPlace.FREE, PoolPlace.PROVISIONING}:
+        return str(machine.place)
+    return f"faulty ({machine.fault})" if machine.fault else ""
 
 
 def _reasons(why_not: dict[str, str]) -> str:

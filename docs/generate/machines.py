@@ -52,15 +52,25 @@ def xids() -> str:
     """All Xids with their owners."""
     intro = paragraph(
         "The inspection `kernel-log` reads these lines of the kernel log, and the classifier reads them in logs.",
-        "The reason code is `xid-` and the number; the class of a log line is that of the kind.",
+        "The reason code is `xid-` and the number, with the ending that the table shows.",
+        "The class of a log line is that of the kind.",
+        "A fault that is sure evicts its machine, any other fault has to be confirmed by a test.",
         "For Xids that a program on the GPU causes, the verdict is unknown and the owner is the code.",
     )
     rows = [
-        (", ".join(map(str, row.codes)), row.means, code(row.kind.code), _verdict(row.kind), row.kind.owner, row.remedy)
+        (
+            ", ".join(f"{number}{row.suffix}" for number in row.codes),
+            row.means,
+            code(row.kind.code),
+            _verdict(row.kind),
+            row.kind.owner,
+            row.remedy,
+            row.source,
+        )
         for row in xid.TABLE
     ]
     beside = [reason for reason in xid.REASONS if not any(character.isdigit() for character in reason.code)]
-    head = ("number", "meaning", "kind", "verdict", "owner", "remedy")
+    head = ("number", "meaning", "kind", "verdict", "owner", "remedy", "source")
     return f"{intro}\n\n{table(head, rows)}\n\n## Others\n\n{reasons(beside)}"
 
 

@@ -25,8 +25,8 @@ class Watcher:
         self._world = world
         self._reported: set[tuple[int, str]] = set()
         """Generation and id of the anomalies that the job has accepted."""
-        self._known: set[str] = set()
-        """Findings that an incident has reported."""
+        self._known: dict[str, int] = {}
+        """Subject of a finding that the job has accepted → when that finding began."""
         world.observers.append(self.look)
         self._tick()
 
@@ -62,7 +62,7 @@ class Watcher:
             if isinstance(answer, UpdateRefusedError):  # it is too early: it is sent again at the next look
                 self._reported.discard(key)
             elif is_observed:
-                self._known.update(found.about for found in anomaly.findings)
+                self._known.update((found.about, found.finding.since_ns) for found in anomaly.findings)
 
         name = "observe" if is_observed else "report"
         self._world.temporal.update(job_workflow_id(JOB), name, anomaly, str, answered)
@@ -87,9 +87,15 @@ class Watcher:
             silent=[name for name in names if world.is_silent(name)],
             unheard_s=unheard_s,
             findings=[
-                FindingSeen(f"{found.machine}-{number}", found.machine, found.finding, found.finding.since_ns, number)
+                FindingSeen(
+                    f"{found.machine}-{number}-{found.finding.since_ns}",
+                    found.machine,
+                    found.finding,
+                    found.finding.since_ns,
+                    number,
+                )
                 for number, found in enumerate(world.findings, 1)
-                if found.machine in names and found.about not in self._known
+                if found.machine in names and self._known.get(found.about, -1) < found.finding.since_ns
             ],
         )
         first_s = first_sample_s(facts)

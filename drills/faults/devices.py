@@ -52,17 +52,12 @@ FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """The driver's text after the number of Xid 79."""
 XIDS = (79, 48, 94, 13, 31, 45)
 """Xids that a soak draws: some prove that the machine is broken, and programs can cause the others."""
-REST = {
-    "": "injected",
-    "-fatal": "RLW_CTRL Fatal XC0 i0 Link 07",
-    "-action": "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
-}
-"""Suffix of an Xid's reason code → the driver's text after the number."""
 
 
 def xid_line(code: int, suffix: str = "") -> str:
     """Return the line that the driver writes into the kernel log for an Xid."""
-    return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else REST[suffix]}"
+    row = next(row for row in xid.TABLE if code in row.codes and row.suffix == suffix)
+    return f"NVRM: Xid (PCI:{GPU}): {code}, {FALLEN_OFF if code == 79 else row.example or 'injected'}"
 
 
 LINES: dict[str, str] = {

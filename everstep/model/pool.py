@@ -85,7 +85,7 @@ class Leased(Model):
     refused: dict[str, str] = Field(default_factory=dict)
     """Machine → why the job cannot have it; empty: the job has them all."""
     may_change: bool = False
-    """It is refused only because other jobs have machines, which may end soon."""
+    """It is refused only because other jobs have machines, or because machines have a fault. That may be over soon."""
 
 
 class ReplaceRequest(Model):

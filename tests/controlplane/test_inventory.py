@@ -168,6 +168,15 @@ async def test_a_job_gets_no_machine_that_an_operator_takes_out_of_its_run_befor
         await chosen(tmp_path, pool)
 
 
+async def test_a_job_does_not_start_on_a_machine_that_is_known_to_be_faulty(tmp_path: Path) -> None:
+    pool = pool_of(gpu_0="free", gpu_1="free", spare_1="free")
+    pool.machines["gpu-0"] = pool.machines["gpu-0"].model_copy(update={"fault": "gpu-lost: GPU 3: lost"})
+    assert await chosen(tmp_path, pool) == ["gpu-1", "spare.1"]
+    pool.machines["gpu-1"] = pool.machines["gpu-1"].model_copy(update={"place": PoolPlace.STANDBY})
+    with pytest.raises(ConfigError, match=r"gpu-0 is faulty \(gpu-lost: GPU 3: lost\)"):
+        await chosen(tmp_path, pool)
+
+
 async def test_a_job_gets_no_machine_that_another_one_has(tmp_path: Path) -> None:
     pool = pool_of(gpu_0="active bert", gpu_1="free", spare_1="standby")
     wanted = r"needs 2 machines, and 1 is free: gpu-0 is in use by job bert; spare.1 is standby. Wait"

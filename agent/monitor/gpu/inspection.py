@@ -33,6 +33,11 @@ RULES: tuple[GpuRule, ...] = (
 )
 FAULT_FROM_MISS = 2
 """Number of consecutive readings without an answer after which the driver is faulty; before that it is unknown."""
+SURE_FROM_MISS = 6
+"""Number of such readings, in about a minute, after which that names the machine for sure: until then the driver may
+free the memory of processes that ended."""
+TEARDOWN_S = 120.0
+"""While ranks of this machine are ending, a driver that does not answer is busy for this long at most, seconds."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)
 """Troubles that a process with the loaded library reports for ever, even after a repair, so that it has to be ended."""
 FAKE, REAL = "fake", "nvml"
@@ -90,7 +95,7 @@ class GpuInspection(Inspection):
                 reading = self._read()
             except GpusSilent as silent:
                 return self._hangs(silent)
-        self.kept["missed"] = 0
+        self.kept["missed"] = self.kept["missed_ns"] = 0
         no_library = reading.trouble is GpuTrouble.LIBRARY_MISSING
         if no_library and not self._expected([]) and self._source == REAL and pci.all_have_drivers(self.site.sys):
             return InspectionResult(note="the machine has NVIDIA GPUs, but the agent may not use any")
@@ -123,17 +128,31 @@ class GpuInspection(Inspection):
 
     def _hangs(self, silent: GpusSilent) -> InspectionResult:
         """Return the finding that the driver hangs, together with all earlier findings, which nothing has refuted."""
+        now_ns = self.site.now_ns()
+        since_ns = self.kept["missed_ns"] = self.kept.get("missed_ns") or now_ns
+        if self._ranks_are_ending() and now_ns - since_ns < TEARDOWN_S * 1e9:
+            busy = replace(available.HANGS, verdict=Health.UNKNOWN)
+            text = "the GPU driver does not answer while it ends the work of this machine's ranks"
+            return self._with_earlier(GpuProblem(busy, text, str(silent)))
         missed = self.kept["missed"] = self.kept.get("missed", 0) + 1
         if silent.stuck and (stuck := procfs.process_of(self._process.pid)):
             self.kept["stuck"] = [stuck.pid, stuck.start]
-        reason, sure = available.HANGS, silent.stuck and missed >= FAULT_FROM_MISS
+        reason, sure = available.HANGS, silent.stuck and missed >= SURE_FROM_MISS
         verdict = reason.verdict if missed >= FAULT_FROM_MISS else Health.UNKNOWN
         text = f"{reason.means}, {missed} times in a row"
         problem = GpuProblem(
             replace(reason, sure=sure, verdict=verdict), text if missed > 1 else reason.means, str(silent)
         )
-        before = [finding for finding in self._last if finding.reason != reason.code]
+        return self._with_earlier(problem)
+
+    def _with_earlier(self, problem: GpuProblem) -> InspectionResult:
+        before = [finding for finding in self._last if finding.reason != problem.reason.code]
         return InspectionResult([self._finding(problem, ""), *before])
+
+    def _ranks_are_ending(self) -> bool:
+        """Return whether a process of a rank on this machine is ending, and the driver may free its memory."""
+        processes = (procfs.process_of(rank.pid, self.site.proc) for rank in self.site.ranks())
+        return any(process is not None and (process.is_ending or process.state == "Z") for process in processes)
 
     def _judged(self, reading: GpusReading) -> InspectionResult:
         now_ns = self.site.now_ns()
@@ -157,6 +176,10 @@ class GpuInspection(Inspection):
         if self._must_end_process(reading, findings):
             self._process.end()
         self._last = [*findings, *self.noted()]
+        faulty = {finding.item for finding in self._last if finding.verdict is Health.FAULTY}
+        for gpu, address in self._with_addresses(reading):
+            if gpu.recovery_action == 0 and (item := item_of(address, gpu.index)) not in faulty:
+                self.site.healthy_gpus[item] = now_ns
         return InspectionResult(self._last, measures(reading), facts(reading))
 
     def _problems(self, gpu: GpuReading, item: str, now_ns: int) -> Iterator[GpuProblem]:
@@ -205,7 +228,17 @@ class GpuInspection(Inspection):
         if len(gone) != short:  # it is not known which GPUs are missing
             return [self._finding(GpuProblem(available.COUNT, f"GPUs are missing: {evidence}", evidence), "")]
         text = f"{available.COUNT.means}: {evidence}"
-        return [self._finding(GpuProblem(available.COUNT, text, evidence), item_of(address, -1)) for address in gone]
+        return [
+            self._finding(GpuProblem(self._count_reason(address), text, evidence), item_of(address, -1))
+            for address in gone
+        ]
+
+    def _count_reason(self, address: str) -> Reason:
+        """Return the reason for one missing GPU. One that was never seen, and has a driver, may be for others."""
+        was_seen = self.limits.gpus is not None or address in self.kept.get("places", {}).values()
+        if was_seen or pci.on_bus(self.site.sys).get(address) == "":
+            return available.COUNT
+        return replace(available.COUNT, verdict=Health.UNKNOWN, sure=False)
 
     def _remember(self, reading: GpusReading) -> None:
         most = self.kept["most"] = max(self.kept.get("most", 0), len(reading.gpus))

@@ -1,12 +1,14 @@
 """Lists the NVIDIA GPUs on the PCI bus from sysfs, which shows them without a driver and after they have failed.
 
-A container sees all devices of its machine in sysfs, but has device nodes only for those that it may use. A GPU with a
-driver should therefore be readable if its device node exists. A GPU without a driver, because the driver gave it up,
-should be readable if other GPUs of the machine are.
+A container sees all devices of its machine in sysfs, but has device nodes only for those that it may use. A cgroup may
+forbid the use of a device node (Slurm's ``ConstrainDevices``): the kernel then denies the access, even to root. A GPU
+with a driver should therefore be readable if its device node may be used. A GPU without a driver, because the driver
+gave it up, should be readable if all other GPUs of the machine are; otherwise it may be for somebody else.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from everstep.system.procfs import nvidia_driver, nvidia_gpus
@@ -37,15 +39,21 @@ def on_bus(sys: Path) -> dict[str, str]:
 
 def expected(sys: Path, proc: Path, dev: Path) -> list[str]:
     """Return the PCI addresses of the GPUs that should be readable on this machine or in this container."""
-    drivers = on_bus(sys)
-    minors = {address: gpu.get("Device Minor") for address, gpu in nvidia_gpus(proc).items()}
-    usable = [
-        address
-        for address, driver in drivers.items()
-        if driver == DRIVER and (dev / f"nvidia{minors.get(address)}").exists()
-    ]
-    given_up = [address for address, driver in drivers.items() if not driver] if usable else []
+    usable, others = usable_and_others(sys, proc, dev)
+    given_up = [] if others or not usable else [address for address, driver in on_bus(sys).items() if not driver]
     return sorted([*usable, *given_up])
+
+
+def usable_and_others(sys: Path, proc: Path, dev: Path) -> tuple[list[str], list[str]]:
+    """Return the PCI addresses of the GPUs with a driver that may be used here, and of those that are for others."""
+    minors = {address: gpu.get("Device Minor") for address, gpu in nvidia_gpus(proc).items()}
+    usable: list[str] = []
+    others: list[str] = []
+    for address, driver in on_bus(sys).items():
+        if driver == DRIVER:
+            may_use = os.access(dev / f"nvidia{minors.get(address)}", os.R_OK | os.W_OK)
+            (usable if may_use else others).append(address)
+    return usable, others
 
 
 def worth_reading(sys: Path, proc: Path, dev: Path) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits
+from agent.monitor.host.own_mounts import needed_points
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, of_no_job
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.system.procfs import Mount, mounts
@@ -88,12 +89,15 @@ class MountsInspection(Inspection):
 
     def inspect(self) -> InspectionResult:
         """Read the table of mounts."""
-        now = {point: mount for point, mount in mounts(self.site.proc).items() if self._is_ours(mount)}
+        table = mounts(self.site.proc)
+        now = {point: mount for point, mount in table.items() if self._is_inspected(mount)}
+        needed = needed_points(self.site, table, self.limits.required)
         was_writable = set(self.kept.get("writable", []))
         result = InspectionResult(measures={"mounts": float(len(now))})
         for point in sorted(was_writable & now.keys()):
             if not now[point].writable:
-                result.findings.append(self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})"))
+                found = self.finding(READ_ONLY, point, f"{now[point].source} ({now[point].kind})")
+                result.findings.append(found if point in needed else of_no_job(found))
         for point in sorted(set(self.limits.required) - now.keys()):
             result.findings.append(self.finding(MISSING, point))
         for point, mount in sorted(now.items()):
@@ -106,7 +110,7 @@ class MountsInspection(Inspection):
         }
         return result
 
-    def _is_ours(self, mount: Mount) -> bool:
+    def _is_inspected(self, mount: Mount) -> bool:
         """Return whether a file system is inspected: it is on a disk or on the network, or it is needed or required."""
         if mount.kind in PSEUDO or self.site.is_of_other_agent(Path(mount.point)):
             return False

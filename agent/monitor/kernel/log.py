@@ -19,8 +19,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.monitor.gpu.reading import item_of
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.kernel import rules
+from agent.monitor.kernel.parts_of_jobs import PartsOfJobs
 from everstep.errors import CannotInspect
 from everstep.model import xid
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
@@ -30,9 +32,20 @@ RECORD_BYTES = 8192
 """Length of the longest record; the kernel refuses to fill a smaller buffer."""
 FIRST_USER_PRIORITY = 8
 """Lowest priority of a record that a process wrote."""
-XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
-SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
-FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
+XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]*\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
+"""A MIG instance of the GPU may follow the address: ``PCI:0000:05:00 GPU-I:02``."""
+SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): \d+, ")
+FELL_OFF = re.compile(
+    r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus|^NVRM: +fallen off the bus",
+    re.DOTALL,
+)
+"""The driver writes the second form if it has split its message into several lines: then the GPU is not known."""
+RECOVERED = re.compile(
+    rf"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]*\): 154, .*{xid.NO_RECOVERY}", re.IGNORECASE
+)
+"""The driver asks for no recovery of a GPU any more: it was reset."""
+HEALED_AFTER_S = 30.0
+"""The driver asks for a recovery within seconds after an Xid; a GPU that is healthy this long after it needs none."""
 LOST = Reason(
     "kernel-log-lost",
     "lines of the kernel log were overwritten before they were read, so faults may be missing",
@@ -161,13 +174,17 @@ class KernelLogInspection(Inspection):
         super().__init__(site, limits, kept, same_boot=same_boot)
         self.kept.setdefault("last", -1)
         self._log = KernelLog(site.kernel_log, self.kept["last"], site.now_ns)
+        # When the first agent since the boot of the machine began.
+        self.kept.setdefault("began_ns", site.now_ns() if self.kept["last"] < 0 else 0)
+        self.of_jobs = PartsOfJobs(site)
 
     def inspect(self) -> InspectionResult:
         """Wait for lines, and apply the rules to them."""
         for line in self._log.read(self.limits.interval_s):
             self._accept(line)
         self.kept["last"] = self._log.last
-        return InspectionResult(self.noted(), {"kernel_log_missed_records_total": float(self._log.missed)})
+        findings = [healed(found) if self._is_healed(found) else found for found in self.noted()]
+        return InspectionResult(findings, {"kernel_log_missed_records_total": float(self._log.missed)})
 
     def hurry(self) -> None:
         """End the wait for a line."""
@@ -187,10 +204,29 @@ class KernelLogInspection(Inspection):
                 return  # any process could have written it
             text = text.removeprefix(tag).lstrip(": ")
         now_ns = self.site.now_ns()
-        for finding, lasts_s in self._judged(text, line.time_ns):
+        if recovered := RECOVERED.search(text):
+            self.kept.setdefault("recovered", {})[item_of(recovered["pci"], -1)] = line.time_ns
+        for judged, lasts_s in self._judged(text, line.time_ns):
+            is_ours = line.from_user or self.of_jobs.is_ours(judged, text)
+            finding = judged if is_ours else of_no_job(judged)
             until_ns = line.time_ns + round((lasts_s or 0.0) * 1e9)
             if lasts_s is None or until_ns > now_ns:
                 self.note(finding, at_ns=line.time_ns, lasts_s=lasts_s)
+
+    def _is_healed(self, finding: Finding) -> bool:
+        """Return whether a fault of a GPU is over: its driver asks for no recovery any more, or it is old.
+
+        A fault of which a reset is the remedy is old if it happened long before the first agent began: the GPU may
+        have been reset since, and a fault that lasts shows in the inspection of GPUs or again in the log.
+        """
+        last_ns = max(finding.last_ns, finding.since_ns)
+        if not finding.item.startswith("GPU ") or finding.remedy not in {Remedy.RESET_GPU, Remedy.REBOOT}:
+            return False
+        healthy_ns = self.site.healthy_gpus.get(finding.item, 0) - round(HEALED_AFTER_S * 1e9)
+        if max(healthy_ns, self.kept.get("recovered", {}).get(finding.item, 0)) > last_ns:
+            return True
+        is_old = self.kept["began_ns"] - last_ns > self.limits.application_lasts_s * 1e9
+        return is_old and finding.remedy is Remedy.RESET_GPU
 
     def _note_lost(self, line: KernelLine) -> None:
         """Note that lines before this one were overwritten."""
@@ -208,12 +244,11 @@ class KernelLogInspection(Inspection):
             reason = xid.xid_of(int(match["code"]), match["rest"])
             return [self._of_gpu(reason, f"GPU {match['pci']}", text, time_ns)]
         if match := SXID.search(text):
-            fatal = match["rest"].startswith("Fatal")
-            reason = xid.SXID_FATAL if fatal else xid.SXID
+            reason = xid.SXID_FATAL if re.search(xid.SXID_LINE, text, re.IGNORECASE) else xid.SXID
             return [self._of_gpu(reason, f"NVSwitch {match['pci']}", text, time_ns)]
         if match := FELL_OFF.search(text):
-            pci = match["pci"].rstrip(".").split(".")[0]
-            return [self._of_gpu(xid.xid_of(79), f"GPU {pci}", text, time_ns)]
+            pci = (match["pci"] or "").rstrip(".").split(".")[0]
+            return [self._of_gpu(xid.xid_of(79), f"GPU {pci}" if pci else "", text, time_ns)]
         if match := rules.OOM_KILL.search(text):
             return self._oom(match, text, time_ns)
         for rule in rules.RULES:
@@ -236,6 +271,12 @@ class KernelLogInspection(Inspection):
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
         return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]
+
+
+def healed(finding: Finding) -> Finding:
+    """Return the finding about a GPU that needs no recovery any more: it is shown, and blames nobody."""
+    text = f"{finding.text} (the GPU has recovered since, or may have been reset)"
+    return finding.model_copy(update={"verdict": Health.UNKNOWN, "sure": False, "text": text})
 
 
 def _utc(time_ns: int) -> str:

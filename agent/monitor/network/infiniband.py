@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.network.counters import Limit, judged, rise
 from agent.monitor.network.infiniband_ports import ACTIVE, COUNTERS, DATA, Port, ports
 from agent.monitor.network.interfaces import NetworkLimits, may_be_looked_at, never_seen
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
+from agent.monitor.network.used import uses_port
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(
@@ -44,7 +45,7 @@ REPEATED = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
+    source="ByteRobust acts on the second alert in 5 minutes",
 )
 SLOW = Reason("ib-rate", "an InfiniBand or RoCE port is slower than before", Owner.NETWORK, Remedy.WATCH)
 LINK_ERRORS = Reason(
@@ -152,9 +153,10 @@ class InfinibandInspection(Inspection):
             name: known[name] if name in mute else self._entry(known.get(name), there.get(name), now_ns)
             for name in names
         }
-        self.kept = {"ports": entries, "traffic": self._traffic(known, there, now_ns)}
+        traffic = self._traffic(known, there, now_ns)
+        self.kept = {"ports": entries, "traffic": traffic, "carried": self._carried(traffic)}
         findings = [
-            found
+            found if self._is_used(name) else of_no_job(found)
             for name, entry in entries.items()
             if name not in mute
             for found in self._judged(name, entry, there.get(name), now_ns)
@@ -258,6 +260,28 @@ class InfinibandInspection(Inspection):
                 since_ns = min(at_ns for _, at_ns, _ in errors) - ago_ns
                 found.append(self.finding(reason, name, *(seen for *_, seen in errors), since_ns=since_ns))
         return found
+
+    def _carried(self, now: Mapping[str, Any]) -> list[str] | None:
+        """Return the ports that have carried traffic while ranks ran; None: that is not known yet."""
+        before, carried = self.kept.get("traffic", {}), self.kept.get("carried")
+        if before.get("pids") != now["pids"] or not now["pids"]:
+            return carried
+        least = self.limits.idle_bytes_per_s * (now["at_ns"] - before["at_ns"]) / 1e9
+        moved = [name for name, value in now["total"].items() if rise(before["total"].get(name), value) > least]
+        return sorted({*(carried or ()), *moved})
+
+    def _is_used(self, name: str) -> bool:
+        """Return whether a job uses a port.
+
+        NCCL uses every active port unless a variable names some. A port that has carried nothing while ranks ran, for
+        example of storage, is not used.
+        """
+        device, _, number = name.partition(" port ")
+        named = uses_port(device, number, self.site.variables())
+        if self.limits.interfaces or named is not None:
+            return bool(self.limits.interfaces or named)
+        carried = self.kept["carried"]
+        return carried is None or name in carried
 
     def _traffic(
         self, known: Mapping[str, Mapping[str, Any]], there: Mapping[str, Port], now_ns: int

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from pydantic import Field
@@ -22,8 +23,9 @@ class NetworkLimits(Limits):
     interval_s: float = Field(default=30.0, gt=0)
     """Period, seconds (ByteRobust, table 3)."""
     interfaces: list[str] = Field(default_factory=list)
-    """Names or patterns (``eth*``) of the interfaces to inspect. Empty: hardware interfaces that were up at some
-    inspection, and the interface with the agent's address."""
+    """Names or patterns (``eth*``) of the interfaces to inspect, all of which count as used by jobs. Empty: hardware
+    interfaces that were up at some inspection, and the interface with the agent's address; of these a job uses the
+    agent's, and those that its variables name (``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``, ``NCCL_IB_HCA``)."""
     ignore: list[str] = Field(default_factory=list)
     """Names or patterns of interfaces that are not inspected, e.g. one for management only."""
 
@@ -45,6 +47,16 @@ def looked_at(host: str, known: Collection[str], limits: NetworkLimits) -> tuple
     return chosen(links.values(), known, with_address, limits), set(links)
 
 
+def own_name(host: str) -> str:
+    """Return the name of the interface that has the agent's address; empty: no interface has it.
+
+    Raises:
+        CannotInspect: the kernel does not answer.
+    """
+    index = netlink.addresses().get(address_of(host))
+    return next((link.name for link in netlink.links().values() if link.index == index), "")
+
+
 def chosen(
     links: Iterable[Link], known: Collection[str], with_address: int | None, limits: NetworkLimits
 ) -> dict[str, Link]:
@@ -57,8 +69,9 @@ def chosen(
         limits: Settings of the site.
     """
     found = {}
-    for link in links:
-        of_machine = link.carrier and not link.loopback and (not link.kind or link.index == with_address)
+    for each in links:
+        link = replace(each, own=each.index == with_address)
+        of_machine = link.carrier and not link.loopback and (not link.kind or link.own)
         wanted = bool(limits.interfaces) or link.name in known or of_machine
         if wanted and may_be_looked_at(link.name, limits):
             found[link.name] = link

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agent.exposition import Described, described
-from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.network import interfaces
 from agent.monitor.network.interfaces import NetworkLimits
 from agent.monitor.network.netlink import Link, LinkChanges
 from agent.monitor.network.outages import LinkSeen, ended, is_uncounted, number_of, second_ns, with_flaps
+from agent.monitor.network.used import uses_interface
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 
 DOWN = Reason(
@@ -38,7 +39,7 @@ REPEATED = Reason(
     Owner.NETWORK,
     Remedy.WATCH,
     Health.UNKNOWN,
-    source="ByteRobust acts on the second alert in 5 minutes; here it is reported only",
+    source="ByteRobust acts on the second alert in 5 minutes",
 )
 MISSING = Reason("nic-missing", "a network interface has disappeared", remedy=Remedy.REPLACE)
 SLOW = Reason("nic-slow", "the link is slower than before", Owner.NETWORK, Remedy.WATCH)
@@ -103,12 +104,12 @@ class LinkInspection(Inspection):
         for name, entry in entries.items():
             entry["speed"] = max(entry.get("speed", 0), speeds.get(name, 0))
         self.kept = self.kept | {"links": entries}
-        findings = [found for name, entry in entries.items() for found in self._judged(name, entry, now_ns)]
-        findings += [
-            self.finding(SLOW, name, f"{speeds[name]} Mbit/s, {entry['speed']} before")
-            for name, entry in entries.items()
-            if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]
-        ]
+        findings: list[Finding] = []
+        for name, entry in entries.items():
+            found = self._judged(name, entry, now_ns)
+            if name in there and there[name].carrier and 0 < speeds.get(name, 0) < entry["speed"]:
+                found.append(self.finding(SLOW, name, f"{speeds[name]} Mbit/s, {entry['speed']} before"))
+            findings += found if self._is_used(name, entry) else map(of_no_job, found)
         findings += [self.finding(NOT_FOUND, name) for name in interfaces.never_seen(entries, self.limits)]
         return InspectionResult(
             findings, _measures(there, speeds), note="" if entries else "no network interface to inspect"
@@ -157,9 +158,14 @@ class LinkInspection(Inspection):
             "uncounted": is_uncounted(was, now),
             "down_ns": now_ns if went_down else before["down_ns"] if now.is_down else None,
             "flaps": with_flaps(before.get("flaps", []), now_ns, flaps, self.limits.lasts_s),
+            "own": link.own if link else before.get("own", False),
             "there": link is not None,
             "on": bool(link and link.switched_on),
         }
+
+    def _is_used(self, name: str, entry: dict[str, Any]) -> bool:
+        """Return whether a job uses an interface: that of the agent, one that its variables name, or one of a list."""
+        return bool(self.limits.interfaces) or entry["own"] or uses_interface(name, self.site.variables())
 
     def _judged(self, name: str, entry: dict[str, Any], now_ns: int) -> list[Finding]:
         """Return the findings about one interface. A short outage that is not over is reported as a flap."""

@@ -65,6 +65,8 @@ class Link:
     """How often it has lost its carrier since it was created."""
     statistics: dict[str, int] = field(default_factory=dict)
     """Name in ``STATISTICS`` → the counter since the interface was created."""
+    own: bool = False
+    """Whether it has the agent's address."""
 
 
 def links() -> dict[str, Link]:

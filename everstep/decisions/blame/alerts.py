@@ -11,6 +11,10 @@ FLAPS = frozenset({"nic-flap", "ib-port-flap"})
 may be at fault, but it counts as an alert (ByteRobust, figure 5)."""
 REPEATED_FLAPS = frozenset({"nic-flap-repeated", "ib-port-flap-repeated"})
 """The reason codes of a link on which the monitor counted two outages."""
+LINKS_DOWN = frozenset({"nic-down", "nic-missing", "ib-port-down", "ib-port-missing"})
+"""The reason codes of a link that is down. It is gone for good if it is still down when the ranks are stopped."""
+DOWN_FOR_GOOD_S = 10.0
+"""A link that is down for a shorter time, seconds, may be a flap."""
 ALERTS_WITHIN_S = 300.0
 """Alerts of one machine that are at most this far apart, seconds, count together (ByteRobust, figure 5: 5 minutes)."""
 ONE_ALERT_S = 30.0
@@ -25,7 +29,11 @@ def is_alert(finding: Finding) -> bool:
 
     A count, for example of lost packets, is no alert, since it does not show which end of a link is at fault.
     """
-    if finding.source is not FindingSource.INSPECTION or finding.owner is not Owner.NETWORK:
+    if finding.source is not FindingSource.INSPECTION:
+        return False
+    if finding.owner is Owner.MACHINE:
+        return finding.reason in LINKS_DOWN and finding.verdict is Health.FAULTY
+    if finding.owner is not Owner.NETWORK:
         return False
     seen_down = finding.reason in FLAPS or finding.reason in REPEATED_FLAPS
     return finding.verdict is Health.FAULTY or (seen_down and finding.verdict is Health.UNKNOWN)
@@ -55,6 +63,12 @@ def second_alert(finding: Finding, alerts: tuple[Finding, ...]) -> Finding | Non
         return None
     near = (alert for alert in alerts if ONE_ALERT_S <= abs(alert.since_ns - finding.since_ns) / 1e9 <= ALERTS_WITHIN_S)
     return next(near, None)
+
+
+def is_down_for_good(finding: Finding, now_ns: int) -> bool:
+    """Return whether an active finding is about a link that has been down for so long that it is no flap."""
+    is_down = finding.reason in LINKS_DOWN and finding.verdict is Health.FAULTY
+    return is_down and now_ns - finding.since_ns >= DOWN_FOR_GOOD_S * 1e9
 
 
 def alerts_kept(

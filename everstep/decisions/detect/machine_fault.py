@@ -10,6 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from everstep.decisions.blame.alerts import is_alert
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.incident import Anomaly, Symptom
@@ -45,9 +46,11 @@ class PendingFaults:
     def note(self, seen: FindingSeen, *, over: bool) -> None:
         """Note an inspection's finding, or with ``over`` the end of a finding.
 
+        A link that went down and up again is no fault, but it is reported too: the second such alert evicts.
+
         A finding that was active when the stream began may have been reported before any watcher was connected.
         """
-        if over or seen.finding.verdict is not Health.FAULTY:
+        if over or not is_reported(seen.finding):
             self._seen[seen.machine].pop(seen.finding.key, None)
         elif seen.sequence or not self._is_known(seen):
             self._keep(seen)
@@ -87,13 +90,18 @@ class PendingFaults:
             known[seen.finding.key] = seen
 
 
+def is_reported(finding: Finding) -> bool:
+    """Return whether the job's workflow has to know a finding: it is a fault or a network alert."""
+    return finding.verdict is Health.FAULTY or is_alert(finding)
+
+
 def due(facts: JobFacts) -> list[FindingSeen]:
     """Return the faults to report now, which all have one reason code; empty: none."""
     if not facts.newest or facts.exits or facts.lost:
         return []
     groups: dict[str, list[FindingSeen]] = defaultdict(list)
     for seen in facts.findings:
-        if seen.finding.verdict is Health.FAULTY and facts.now_ns - seen.heard_ns >= WAIT_S * 1e9:
+        if is_reported(seen.finding) and facts.now_ns - seen.heard_ns >= WAIT_S * 1e9:
             groups[seen.finding.reason].append(seen)
     for reason, group in groups.items():
         reported_ns = facts.faults_accepted.get(reason)

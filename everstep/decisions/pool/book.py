@@ -129,9 +129,8 @@ def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
         if known is not None and (why := _why_refused(known, request.job)):
             refused[machine.name] = why
     if refused:
-        return Leased(
-            refused=refused, may_change=all(state.machines[name].place is PoolPlace.ACTIVE for name in refused)
-        )
+        waits = {PoolPlace.ACTIVE, *UNUSED}  # another job may end, and the next poll may report no fault
+        return Leased(refused=refused, may_change=all(state.machines[name].place in waits for name in refused))
     add(state, request.machines, now_ns=now_ns)
     for machine in request.machines:
         known = state.machines[machine.name]
@@ -158,7 +157,7 @@ def _why_refused(known: PoolMachine, job: str) -> str:
         return f"job {known.job} has it"
     if known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}:
         return f"it is {known.place}: {known.why}; {_release_hint(known)}"
-    return ""
+    return f"it is faulty: {known.fault}" if known.place in UNUSED and known.fault else ""
 
 
 def _release_hint(machine: PoolMachine) -> str:

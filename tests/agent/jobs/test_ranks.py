@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.jobs.host import socket_environment
 from agent.launcher.rank_process import BESIDE
+from agent.state.job_record import FILE, JobRecord
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, ConfigError, Fenced
-from tests.agent.agents import Job, RunningAgent, alive, prepared, until
+from tests.agent.agents import HOST, Job, RunningAgent, alive, prepared, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -88,6 +90,16 @@ print(numpy.random.rand(), torch.rand(1).item(), random.random())
     assert said[0][1] == "False True 2"
     numbers = [number for rank in said for number in rank[2].split()]
     assert len(set(numbers)) == 6, "unseeded ranks must not draw the same numbers"
+    await job.release()
+
+
+async def test_the_agent_knows_which_interfaces_its_ranks_use(agent: RunningAgent) -> None:
+    job = await prepared(agent, "", ranks=1)
+    await job.launch()
+    await job.exits(1)
+    saved = [path for path in (*agent.shm.rglob(FILE), *agent.state.rglob(FILE)) if job.name in str(path)]
+    network = JobRecord.model_validate_json(saved[0].read_text()).network
+    assert network == socket_environment(HOST)
     await job.release()
 
 

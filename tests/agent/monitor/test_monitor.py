@@ -9,6 +9,7 @@ import pytest
 
 from agent.monitor.inspection import InspectionResult
 from agent.monitor.monitor import AGAIN_S, MOST_REPORTED, OVER_S, Monitor
+from agent.monitor.network.link import DOWN
 from everstep.errors import CannotInspect
 from everstep.model.finding import Finding, Health
 from tests.agent.monitor.sites import BROKEN, UNCLEAR, Scripted, SimulatedMachine, scripted
@@ -77,6 +78,20 @@ def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often
     assert apart == sorted(apart)
     assert apart[-1] <= AGAIN_S + 20
     assert len(times) < 12
+
+
+def test_each_outage_of_a_link_is_told_although_it_was_told_lately(machine: SimulatedMachine, told: Told) -> None:
+    watched = Watched(machine, told)
+    for second in range(400):
+        is_down = second < 60 or 80 <= second < 100 or second >= 300
+        began = next(start for start in (300, 80, 0) if second >= start)
+        since_ns = machine.clock.ns + began * 10**9
+        down = [watched.inspection.finding(DOWN, "eth0", since_ns=since_ns)] if is_down else []
+        watched.seen = InspectionResult(down)
+        before = len(told)
+        watched.again(second)
+        assert (len(told) > before) == (second in {0, 80, 300, 129})  # 129: the second outage is over
+    assert [over for _, _, over in told] == [False, False, True, False]
 
 
 def test_what_stays_is_not_told_again(machine: SimulatedMachine, told: Told) -> None:

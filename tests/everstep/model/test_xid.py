@@ -8,10 +8,9 @@ from everstep.decisions.blame.classify.first_cause import classify_end
 from everstep.model.finding import Health, Owner
 from everstep.model.xid import REASONS, TABLE, xid_of
 
-RESTS = {xid.suffix: "text" for xid in TABLE} | {
-    "-fatal": "pid=1, name=python, RLW_CTRL Fatal XC0 i0 Link 07",
-    "-action": "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
-}
+CHANGED = "GPU recovery action changed from 0x0 (None) to"
+LINK_6 = "NVLink: fatal error detected on link 6"
+RESTS = {f"{xid.codes[0]}{xid.suffix}": xid.example or "text" for xid in TABLE}
 
 
 def test_every_reason_code_is_listed_once() -> None:
@@ -31,7 +30,7 @@ def test_the_classifier_of_logs_names_the_same_owner_for_every_number(rest: str)
 
 def test_what_every_row_is_about_can_be_reported() -> None:
     for xid in TABLE:
-        assert [xid_of(code, RESTS[xid.suffix]).code for code in xid.codes] == [
+        assert [xid_of(code, xid.example or "text").code for code in xid.codes] == [
             f"xid-{code}{xid.suffix}" for code in xid.codes
         ]
 
@@ -44,12 +43,12 @@ def test_what_is_devastating_names_the_machine(code: int) -> None:
     assert (reason.owner, reason.verdict, reason.sure) == (Owner.MACHINE, Health.FAULTY, True)
 
 
-@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109, 63, 94, 154, 1, 999])
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109, 63, 94, 137, 154, 155, 156, 167, 171, 1, 999])
 def test_what_is_not_names_no_machine_with_confidence(code: int) -> None:
     assert not xid_of(code).sure
 
 
-@pytest.mark.parametrize("code", [13, 31, 43, 45, 999])
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 137, 173, 999])
 def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
     assert xid_of(code).verdict is Health.UNKNOWN
 
@@ -57,11 +56,59 @@ def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
 @pytest.mark.parametrize(
     ("code", "rest", "expected"),
     [
-        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)", "xid-149-fatal"),
+        (149, RESTS["149-fatal"], "xid-149-fatal"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x000525c6 0x00000000)", "xid-149-fatal-unclear"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 09", "xid-149-fatal-unclear"),
+        (149, "NETIR_LINK_DOWN Nonfatal XC1 i2 Link 17 (0x025525c6 0x00000000)", "xid-149"),
+        (149, "NETIR_MFDE_EVENT Fatal XC0 i0 Link 09 (0x00050646 0x00000001)", "xid-149-fatal"),
         (145, "pid=876766, name=ray::WorkerDict, RLW_RXPIPE Nonfatal XC0 i0 Link 12 (0x040980c2)", "xid-145"),
-        (154, "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "xid-154-action"),
-        (154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", "xid-154"),
+        (74, f"{LINK_6}(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, f"{LINK_6}(0x100001, 0x0, 0x1, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, f"{LINK_6}(0x1, 0x2, 0x0, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, f"{LINK_6}(0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, LINK_6, "xid-74"),
+        (154, RESTS["154"], "xid-154"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)", "xid-154-action"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", "xid-154-reboot"),
+        (154, f"{CHANGED} 0x3", "xid-154-drain-p2p"),
+        (154, f"{CHANGED} 0x9 (Something New)", "xid-154-other"),
+        (173, "", "xid-unlisted"),
     ],
 )
 def test_of_some_the_rest_of_the_line_decides(code: int, rest: str, expected: str) -> None:
     assert xid_of(code, rest).code == expected
+
+
+@pytest.mark.parametrize("suffix", ["-action", "-reboot", "-bus-reset", "-system-reboot"])
+def test_a_reset_or_a_reboot_that_the_driver_asks_for_names_the_machine(suffix: str) -> None:
+    assert xid_of(154, RESTS[f"154{suffix}"]).sure
+
+
+@pytest.mark.parametrize(
+    ("code", "suffix"),
+    [(149, "-peer"), (149, "-software"), (149, "-host"), (74, "-follows"), (74, "-ignored"), (154, "-other")],
+)
+def test_an_event_of_another_device_or_of_software_is_no_fault_of_the_machine(code: int, suffix: str) -> None:
+    assert xid_of(code, RESTS[f"{code}{suffix}"]).verdict is Health.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "suffix"), [(154, "-drain-p2p"), (154, "-drain-and-reset"), (149, "-fatal-unclear"), (74, "-repeats")]
+)
+def test_a_gpu_that_still_works_in_part_is_a_fault_that_a_test_confirms(code: int, suffix: str) -> None:
+    reason = xid_of(code, RESTS[f"{code}{suffix}"])
+    assert (reason.owner, reason.verdict, reason.sure) == (Owner.MACHINE, Health.FAULTY, False)
+
+
+@pytest.mark.parametrize(("earlier", "owner"), [(31, Owner.CODE), (48, Owner.MACHINE), (109, Owner.UNKNOWN)])
+def test_xid_45_has_the_owner_of_the_xid_that_it_names_as_its_cause(earlier: int, owner: Owner) -> None:
+    line = f"NVRM: Xid (PCI:0000:05:00): 45, pid=4242, name=python, Ch 00000010 caused by previous Xid {earlier}"
+    assert classify_end("", line, None).owner is owner
+    assert xid_of(45, line).verdict is Health.UNKNOWN
+
+
+def test_an_sxid_that_can_be_ignored_is_not_fatal_for_the_classifier_either() -> None:
+    def reason(sxid: str) -> str:
+        return classify_end("", f"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): {sxid}, Fatal, Link 40", None).reason
+
+    assert [reason("20034"), reason("22013"), reason("20034")] == ["sxid-fatal", "xid-soft", "sxid-fatal"]

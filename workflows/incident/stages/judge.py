@@ -6,6 +6,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
+    from everstep.decisions.blame.alerts import alerts_kept
     from everstep.decisions.blame.hang.analysis import findings_of_hang
     from everstep.decisions.blame.silence import findings_of_dying, findings_of_silence
     from everstep.decisions.blame.slow.by_samples import findings_of_vote
@@ -17,12 +18,14 @@ with workflow.unsafe.imports_passed_through():
 def judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
     """Return what the rules decide from the evidence; without evidence, from the anomaly alone."""
     state, evictions = incident.state, incident.state.evictions
+    state.alerts = alerts_kept(state.alerts, evidence.findings if evidence else [], workflow.time_ns())
     facts = EvictFacts(
         now_ns=workflow.time_ns(),
         machines=[machine.name for machine in state.machines],
         findings=_findings(incident, evidence),
         earlier=state.alerts,
         evicted_ns=[*state.evicted_ns, *evictions.done_ns],
+        stopped=evidence is not None,
     )
     plan = plan_evictions(facts, state.spec.policy)
     evictions.record(plan.asked)

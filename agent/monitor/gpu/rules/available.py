@@ -11,6 +11,7 @@ from dataclasses import replace
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
 from everstep.model.finding import Health, Owner, Reason, Remedy
+from everstep.model.xid import RECOVERY_ACTIONS
 
 UNAVAILABLE = "ByteRobust, figure 5, step 1: GPU unavailable"
 
@@ -100,14 +101,8 @@ _OF_ALL = {
     GpuTrouble.LIBRARY_MISSING: MISSING,
 }
 _ACTIONS = {
-    1: replace(RECOVERY_ACTION, means="reset the GPU", sure=True),
-    2: replace(RECOVERY_ACTION, means="reboot the machine", remedy=Remedy.REBOOT, sure=True),
-    # Jobs may continue until the GPU is drained, so these faults are not sure.
-    3: replace(RECOVERY_ACTION, means="drain traffic between GPUs, then reset"),
-    4: replace(RECOVERY_ACTION, means="drain, then reset the GPU"),
-    5: replace(RECOVERY_ACTION, means="recover the IMEX domain", remedy=Remedy.CHECK_SETUP),
-    6: replace(RECOVERY_ACTION, means="reset the bus", remedy=Remedy.REBOOT, sure=True),
-    7: replace(RECOVERY_ACTION, means="reboot the system", remedy=Remedy.REBOOT, sure=True),
+    each.number: replace(RECOVERY_ACTION, means=each.means, remedy=each.remedy, sure=each.kind.sure)
+    for each in RECOVERY_ACTIONS
 }
 _OTHER_ACTION = replace(RECOVERY_ACTION, remedy=Remedy.WATCH, verdict=Health.UNKNOWN)
 

@@ -32,6 +32,8 @@ class EvictFacts:
     """Earlier network alerts; ``since_ns`` is their time."""
     evicted_ns: Sequence[int] = ()
     """Times of earlier evictions from this job without an operator: one entry for each machine."""
+    stopped: bool = True
+    """Whether the ranks are stopped; False: they continue, and a machine leaves only if it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,9 @@ def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     for machine in facts.machines:
         if findings := now.get(machine):
             alerts = alerts_of([*findings, *before.get(machine, ())])
-            yield MachineFacts(machine, tuple(findings), alerts, len(facts.machines), alike)
+            yield MachineFacts(
+                machine, tuple(findings), alerts, len(facts.machines), alike, facts.now_ns, facts.stopped
+            )
 
 
 def _by_machine(findings: Iterable[MachineFinding]) -> dict[str, list[Finding]]:

@@ -12,14 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from everstep.decisions.blame.alerts import ALERTS_WITHIN_S, ONE_ALERT_S, REPEATED_FLAPS, is_alert, second_alert
+from everstep.decisions.blame.alerts import (
+    ALERTS_WITHIN_S,
+    DOWN_FOR_GOOD_S,
+    ONE_ALERT_S,
+    REPEATED_FLAPS,
+    is_alert,
+    is_down_for_good,
+    second_alert,
+)
 from everstep.model.eviction import EvictMode
 from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
 SHARED_MACHINES = 2
 SHARED_SHARE = 0.5
-"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and more than this share of them, have it."""
+"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and more than this share of them, have it; in
+a job of two machines, if both have it."""
 OPERATOR = "operator"
 """Name of the rule that evicts a machine because an operator asked for it."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
@@ -38,6 +47,16 @@ class MachineFacts:
     """The number of machines of the job."""
     alike: Mapping[str, int]
     """Reason code → the number of machines of the job that have such a fault now."""
+    now_ns: int = 0
+    """When it is decided; 0: not known."""
+    stopped: bool = False
+    """Whether the ranks are stopped: the job failed, or is about to be launched again."""
+
+    def is_shared(self, reason: str) -> bool:
+        """Return whether so many machines have a fault that its cause is outside of them."""
+        count = self.alike.get(reason, 0)
+        least = min(SHARED_MACHINES, self.machines - 1)
+        return count > max(least, 1) and count > SHARED_SHARE * self.machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +103,8 @@ class EvictRule:
 
     def answer(self, finding: Finding, facts: MachineFacts) -> tuple[bool, str]:
         """Return whether the finding evicts its machine, and the reason."""
-        count = facts.alike.get(finding.reason, 0)
-        if self.unless_shared and count > SHARED_MACHINES and count > SHARED_SHARE * facts.machines:
-            yes = False
+        if self.unless_shared and facts.is_shared(finding.reason):
+            yes, count = False, facts.alike[finding.reason]
             because = f"{count} of {facts.machines} machines have {finding.reason} now: the cause is shared by them"
         elif self.decide:
             yes, because = self.decide(finding, facts)
@@ -112,17 +130,25 @@ def _second_alert(finding: Finding, facts: MachineFacts) -> tuple[bool, str]:
     if other := second_alert(finding, facts.alerts):
         apart_s = abs(other.since_ns - finding.since_ns) / 1e9
         return True, f"{apart_s:.0f} s from another alert, {other.headline}"
+    if facts.stopped and is_down_for_good(finding, facts.now_ns):
+        return True, f"the link has been down for {(facts.now_ns - finding.since_ns) / 1e9:.0f} s, and the job stopped"
     return False, f"one network alert is tolerated, the second within {ALERTS_WITHIN_S:.0f} s evicts"
 
 
 SHARED = (
     FixedNumber("shared_share", SHARED_SHARE, "A fault is shared if more than this share of the machines have it", ""),
-    FixedNumber("shared_machines", SHARED_MACHINES, "and if more than this number of machines have it", ""),
+    FixedNumber(
+        "shared_machines",
+        SHARED_MACHINES,
+        "and if more than this number of machines have it, or both machines of a job of two",
+        "",
+    ),
 )
 """The conditions under which a fault or an alert is shared, and not blamed on the machine."""
 ALERTS = (
     FixedNumber("alerts_within_s", ALERTS_WITHIN_S, "Alerts within this time count together", "ByteRobust, figure 5"),
     FixedNumber("one_alert_s", ONE_ALERT_S, "Alerts that are closer than this count as one alert", ""),
+    FixedNumber("down_for_good_s", DOWN_FOR_GOOD_S, "A link that is down for less than this may be a flap", ""),
 )
 """The conditions under which alerts of a machine count together."""
 
@@ -144,8 +170,9 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "repeated-network-alert",
-        f"one network alert is tolerated; a second alert of the machine within {ALERTS_WITHIN_S:.0f} s evicts it",
-        "ByteRobust, figure 5",
+        f"one network alert is tolerated; a second alert of the machine within {ALERTS_WITHIN_S:.0f} s evicts it, "
+        "and so does a link that is still down when the ranks are stopped",
+        "ByteRobust, figure 5; it tolerates a link that comes back",
         is_alert,
         unless_shared=True,
         decide=_second_alert,

@@ -117,7 +117,7 @@ class IncidentState(BaseModel):
     first_step_s: float = 0.0
     """The longest time from a start of the job to its first step, seconds; 0: no start reached a step."""
     alerts: list[MachineFinding] = Field(default_factory=list)
-    """Network alerts of the job's machines before this incident."""
+    """The last network alerts of the job's machines, before and in this incident."""
     evicted_ns: list[int] = Field(default_factory=list)
     """Times of earlier evictions from the job without an operator: one entry for each machine."""
     only_tells: bool = False

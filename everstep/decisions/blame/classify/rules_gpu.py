@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
 from everstep.model.finding import Owner
-from everstep.model.xid import CATALOGUE, XidKind, pattern_of
+from everstep.model.xid import CATALOGUE, SXID_LINE, XidKind, pattern_of
 
 CUDA = "NVIDIA: CUDA runtime, cudaError_t; text as torch shows it"
 
@@ -66,8 +66,13 @@ XID_RULES = (
         matches=(
             "NVRM: Xid (PCI:0000:05:00): 74, pid=2301, name=python, NVLink: fatal error detected on link 5",
             "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",
+            "NVRM: Xid (PCI:0000:b9:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link "
+            "6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
         ),
-        misses=("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
+        misses=(
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",
+        ),
         weight=Weight.DECISIVE,
     ),
     _xid(
@@ -76,23 +81,45 @@ XID_RULES = (
         matches=(
             "NVRM: Xid (PCI:0000:9b:00): 119, pid=1240590, name=python, Timeout after 6s of waiting for RPC response "
             "from GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c).",
-            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)",
         ),
         misses=(
             "NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
         ),
         weight=Weight.DECISIVE,
+    ),
+    _xid(
+        XidKind.DEGRADED,
+        FaultClass.GPU_UNAVAILABLE,
+        matches=(
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x000525c6 0x00000000)",
+        ),
+        misses=(
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x000525c6 0x00000001)",
+        ),
+    ),
+    _xid(
+        XidKind.PEER,
+        FaultClass.NETWORK,
+        matches=("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",),
+        misses=("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x004525c6 0x00000000)",),
     ),
     LogRule(
         "sxid-fatal",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
         hints="sxid|nvswitch fatal",
-        pattern=r"SXid \([^)]*\): \d+, Fatal|detected NVSwitch fatal error",
+        pattern=f"{SXID_LINE}|detected NVSwitch fatal error",
         source="NVIDIA: fabric manager",
         matches=("nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
-        misses=("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",),
+        misses=(
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+            "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 22013, Fatal, Link 40 Minion DLREQ interrupt",
+        ),
         weight=Weight.DECISIVE,
     ),
     _xid(
@@ -101,6 +128,8 @@ XID_RULES = (
         matches=(
             "NVRM: Xid (PCI:0000:38:00): 43, pid=2924364, name=pt_main_thread, Ch 00000008",
             "NVRM: Xid (PCI:0000:38:00): 31, pid=4242, name=python, MMU Fault: ENGINE GRAPHICS",
+            "NVRM: Xid (PCI:0000:38:00): 137, pid=4242, name=python, Failing SM client, fault type PRIV",
+            "NVRM: Xid (PCI:0000:38:00): 45, pid=4242, name=python, Ch 00000010 caused by previous Xid 31",
         ),
         misses=("NVRM: Xid (PCI:0000:38:00): 310, pid=31",),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ import pytest
 
 from agent.monitor.gpu import pci
 from agent.monitor.gpu.fake import FakeReader
-from agent.monitor.gpu.inspection import GpuInspection
+from agent.monitor.gpu.inspection import SURE_FROM_MISS, TEARDOWN_S, GpuInspection
 from agent.monitor.gpu.process import GpuProcess, GpusSilent
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
 from agent.monitor.gpu.rules.rule import GpuLimits
-from agent.monitor.inspection import Inspection, InspectionResult, Site
+from agent.monitor.inspection import Inspection, InspectionResult, RankSeen, Site
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
 from everstep.errors import CannotInspect, ConfigError
 from everstep.model.finding import Finding, Health
+from everstep.system import procfs
 
 SECOND_NS = 10**9
 HANGS_S = 0.2
@@ -141,6 +143,7 @@ def test_a_lost_gpu_is_not_given_the_name_of_one_that_is_there(machine: Machine)
 
 
 def test_one_that_the_driver_does_not_show_is_missing(machine: Machine) -> None:
+    machine.inspect(OK, OK)
     (found,) = machine.inspect(OK, {"missing": True})
     assert said([found]) == COUNT
     assert (found.sure, found.evidence) == (True, ["1 of 2 GPUs are present"])
@@ -217,18 +220,59 @@ def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
     with monkeypatch.context() as patched:
         patched.setattr(GpuProcess, "read", silent)
         (first,) = whole.inspect(OK)
-        (second,) = whole.inspect(OK)
+        later = [whole.inspect(OK)[0] for _ in range(SURE_FROM_MISS - 1)]
     assert (first.verdict, first.sure) == (Health.UNKNOWN, False)
-    assert (second.verdict, second.sure) == (Health.FAULTY, True)
+    assert {found.verdict for found in later} == {Health.FAULTY}
+    assert [found.sure for found in later] == [False] * (SURE_FROM_MISS - 2) + [True]
     assert whole.inspection.kept["stuck"][0] == pid
     kept = json.loads(json.dumps(whole.inspection.kept))
-    later = GpuInspection(whole.site, GpuLimits(), kept, same_boot=True)
-    (third,) = later.inspect().findings
-    assert third.sure
-    assert later._process.pid == 0
+    next_agent = GpuInspection(whole.site, GpuLimits(), kept, same_boot=True)
+    (found,) = next_agent.inspect().findings
+    assert found.sure
+    assert next_agent._process.pid == 0
     whole.inspection._process.end()
-    assert later.inspect().findings == []
-    assert later._process.end()
+    assert next_agent.inspect().findings == []
+    assert next_agent._process.end()
+
+
+@pytest.mark.parametrize("is_ending", [True, False])
+def test_a_driver_that_is_silent_while_ranks_end_is_busy(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, is_ending: bool
+) -> None:
+    def silent(self: Direct, answer_s: float, start_s: float) -> GpusReading:
+        raise GpusSilent("no answer", stuck=True)
+
+    rank = procfs.ProcessInfo(4711, "python3", "D", 1, 1, 1, flags=procfs.EXITING if is_ending else 0)
+    monkeypatch.setattr("agent.monitor.gpu.inspection.procfs.process_of", lambda pid, *_: rank if pid == 4711 else None)
+    monkeypatch.setattr(Direct, "read", silent)
+    machine.path.write_text("{}")
+    machine.site = replace(machine.site, ranks=lambda: [RankSeen("gpt", 0, 4711, alive=True)])
+    machine.inspection = GpuInspection(machine.site, GpuLimits(), {}, same_boot=True)
+    verdicts = []
+    for _ in range(20):
+        machine.now_ns += 10 * SECOND_NS
+        [found] = machine.inspection.inspect().findings
+        verdicts.append((found.verdict, found.sure))
+    busy = round(TEARDOWN_S / 10) if is_ending else 0
+    assert verdicts[: busy + 1] == [(Health.UNKNOWN, False)] * (busy + 1)
+    assert verdicts[busy + 1] == (Health.FAULTY, False), "ranks that do not end do not hide a driver that hangs"
+    assert verdicts[-1] == (Health.FAULTY, True)
+
+
+def test_a_gpu_that_was_never_seen_may_be_for_others(machine: Machine) -> None:
+    (found,) = machine.inspect(OK, {"missing": True})
+    assert (found.reason, found.verdict, found.sure) == ("gpu-count", Health.UNKNOWN, False)
+    machine.restart(gpus=2)
+    (found,) = machine.inspect(OK, {"missing": True})
+    assert (found.verdict, found.sure) == (Health.FAULTY, True), "the settings say that it is for jobs"
+
+
+def test_a_gpu_is_noted_as_healthy_once_its_driver_asks_for_nothing(machine: Machine) -> None:
+    machine.inspect({"recovery_action": 1}, OK, {"temperature_c": 95})
+    assert machine.site.healthy_gpus == {"GPU 0000:02:00": machine.now_ns}
+    machine.inspect(OK, {"lost": True}, OK)
+    assert machine.site.healthy_gpus["GPU 0000:01:00"] == machine.now_ns
+    assert machine.site.healthy_gpus["GPU 0000:02:00"] < machine.now_ns
 
 
 def test_a_crash_in_the_driver_is_no_verdict(whole: Machine) -> None:

@@ -73,6 +73,17 @@ def test_a_container_is_expected_to_read_what_it_was_given(machine: Machine) -> 
     assert machine.expected == ["0000:00:00.0", "0000:01:00.0"]
 
 
+def test_a_gpu_that_a_cgroup_forbids_is_for_others(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for minor in range(2):
+        machine.has(f"0000:0{minor}:00.0")
+        machine.gives(f"0000:0{minor}:00.0", minor)
+    monkeypatch.setattr("os.access", lambda path, _mode: path.name == "nvidia0")
+    assert machine.expected == ["0000:00:00.0"]
+    assert pci.usable_and_others(machine.sys, machine.proc, machine.dev) == (["0000:00:00.0"], ["0000:01:00.0"])
+    machine.has("0000:06:00.0", driver="")
+    assert machine.expected == ["0000:00:00.0"], "one without a driver may be for others too"
+
+
 def test_a_gpu_that_its_driver_gave_up_is_expected_where_others_work(machine: Machine) -> None:
     machine.has("0000:05:00.0")
     machine.gives("0000:05:00.0", 0)

@@ -157,6 +157,30 @@ MOUNTS = """\
 """
 
 
+@pytest.mark.parametrize("point", ["/", "/scratch", "/opt/site", "/boot", "/mnt/others"])
+def test_a_file_system_that_no_job_needs_may_be_read_only(machine: SimulatedMachine, proc: Path, point: str) -> None:
+    """Ranks work on /scratch, and the settings require /opt/site."""
+    row = "{} 1 8:{} / {} {},relatime - ext4 /dev/sd{} {}\n"
+    points = ("/", "/scratch", "/opt/site", "/boot", "/mnt/others")
+
+    def table(read_only: str) -> str:
+        modes = ["ro" if each == read_only else "rw" for each in points]
+        return "".join(row.format(20 + at, at, each, modes[at], at, modes[at]) for at, each in enumerate(points))
+
+    (proc / "4711").mkdir()
+    (proc / "4711/cwd").symlink_to("/scratch/gpt")
+    ranks = [RankSeen("gpt", 0, 4711, alive=True)]
+    limits = mounts.MountsLimits(required=["/opt/site"])
+    inspection = machine.begin(mounts.MountsInspection, limits, proc=proc, ranks=lambda: ranks)
+    (proc / "self/mountinfo").write_text(table(""))
+    machine.inspect(inspection)
+    (proc / "self/mountinfo").write_text(table(point))
+    [found] = machine.inspect(inspection).findings
+    is_needed = point in {"/", "/scratch", "/opt/site"}
+    assert (found.reason, found.item) == ("fs-readonly", point)
+    assert (found.verdict, found.sure) == ((Health.FAULTY, True) if is_needed else (Health.UNKNOWN, False))
+
+
 def test_a_file_system_that_has_to_be_there_and_is_not(machine: SimulatedMachine, proc: Path) -> None:
     table = proc / "self/mountinfo"
     limits = mounts.MountsLimits(required=["/data/with space"])

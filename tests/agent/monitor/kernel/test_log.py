@@ -14,6 +14,7 @@ import pytest
 from agent.monitor.inspection import Inspection, RankSeen
 from agent.monitor.kernel import shared
 from agent.monitor.kernel.log import KernelLog, KernelLogInspection, KernelLogLimits
+from agent.monitor.kernel.parts_of_jobs import PartsOfJobs
 from everstep.errors import CannotInspect
 from everstep.model.finding import Health, Owner
 from tests.agent.monitor.sites import SimulatedMachine, reasons
@@ -71,6 +72,159 @@ def test_a_gpu_that_fell_off_the_bus_names_the_machine_until_a_reboot(
     assert (found.verdict, found.owner, found.sure) == (Health.FAULTY, Owner.MACHINE, True)
     machine.boot = "boot-2"
     assert machine.inspect(begin(machine, device)).findings == []
+
+
+OWN, OTHERS = "0000:03:00.0", "0000:07:00.0"
+DOUBLE_BIT = "NVRM: Xid (PCI:{}): 48, pid='<unknown>', name=<unknown>, DBE (double bit error) ECC error"
+LINK_FATAL = "NVRM: Xid (PCI:0000:03:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 6"
+CHANGED = "NVRM: Xid (PCI:0000:03:00): 154, GPU recovery action changed from {} to {}"
+
+
+def with_gpus(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, *usable: str) -> dict[str, Path]:
+    """Folders of a machine with two GPUs, of which the agent may use some."""
+    folders = {"sys": machine.folder / "sys", "proc": machine.folder / "proc"}
+    driver, dev = folders["sys"] / "bus/pci/drivers/nvidia", machine.folder / "dev"
+    driver.mkdir(parents=True)
+    dev.mkdir()
+    for minor, address in enumerate((OWN, OTHERS)):
+        device = folders["sys"] / "bus/pci/devices" / address
+        gpu = folders["proc"] / "driver/nvidia/gpus" / address
+        for folder in (device, gpu):
+            folder.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+        (device / "driver").symlink_to(driver)
+        (gpu / "information").write_text(f"Model: H100\nDevice Minor: {minor}\n")
+        if address in usable:
+            (dev / f"nvidia{minor}").touch()
+    monkeypatch.setattr(PartsOfJobs, "dev", dev)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("usable", "address", "is_ours"),
+    [
+        ((OWN,), "0000:03:00", True),
+        ((OWN,), "0000:07:00", False),  # of another tenant
+        ((OWN, OTHERS), "0000:07:00", True),
+        ((OWN,), "0000:09:00", False),  # it is gone, and was perhaps another tenant's
+        ((OWN, OTHERS), "0000:09:00", True),
+        ((OWN,), "0000:03:00 GPU-I:02", True),  # a part of a GPU
+    ],
+)
+def test_an_xid_of_a_gpu_that_the_agent_may_not_use_blames_nobody(
+    machine: SimulatedMachine,
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    usable: tuple[str, ...],
+    address: str,
+    is_ours: bool,
+) -> None:
+    inspection = begin(machine, device, **with_gpus(machine, monkeypatch, *usable))
+    device.write(DOUBLE_BIT.format(address))
+    [found] = machine.inspect(inspection).findings
+    assert found.reason == "xid-48"
+    assert (found.verdict, found.sure) == ((Health.FAULTY, True) if is_ours else (Health.UNKNOWN, False))
+
+
+def test_a_gpu_of_the_agent_that_lost_its_driver_is_still_its_own(
+    machine: SimulatedMachine, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = with_gpus(machine, monkeypatch, OWN)
+    inspection = begin(machine, device, **folders)
+    (folders["sys"] / "bus/pci/devices" / OWN / "driver").unlink()
+    device.write(FELL_OFF.replace("0000:05:00", "0000:03:00"))
+    [found] = machine.inspect(inspection).findings
+    assert found.sure
+
+
+@pytest.mark.parametrize(("pid", "is_ours"), [("4711", True), ("999999", False), ("'<unknown>'", True)])
+def test_where_no_gpu_is_seen_the_process_tells_whose_an_xid_is(
+    machine: SimulatedMachine, device: Device, tmp_path: Path, pid: str, is_ours: bool
+) -> None:
+    ranks = [RankSeen("gpt", 0, 4711, alive=True)]
+    inspection = begin(machine, device, ranks=lambda: ranks, sys=tmp_path, proc=tmp_path)
+    device.write(f"NVRM: Xid (PCI:0000:07:00): 48, pid={pid}, name=python3, DBE (double bit error)")
+    [found] = machine.inspect(inspection).findings
+    assert found.sure is is_ours
+
+
+def test_an_xid_is_over_once_the_gpu_is_healthy_and_not_before(machine: SimulatedMachine, device: Device) -> None:
+    gpus: dict[str, int] = {}
+    inspection = begin(machine, device, healthy_gpus=gpus)
+    device.write(LINK_FATAL)
+
+    def sure() -> bool:
+        [found] = machine.inspect(inspection).findings
+        return found.sure
+
+    assert sure()
+    gpus["GPU 0000:03:00"] = machine.clock.ns
+    assert sure(), "the driver may not have noticed it yet"
+    gpus["GPU 0000:07:00"] = machine.clock.ns + 60 * 10**9
+    assert sure(), "another GPU"
+    gpus["GPU 0000:03:00"] = machine.clock.ns + 60 * 10**9
+    assert not sure()
+    machine.clock.pass_s(120)
+    device.write(LINK_FATAL)
+    assert sure(), "it happened again"
+
+
+def test_an_xid_is_over_once_the_driver_asks_for_no_recovery_any_more(
+    machine: SimulatedMachine, device: Device
+) -> None:
+    def sure(ago_s: float, *lines: str) -> set[str]:
+        for line in lines:
+            device.write(line, ago_s=ago_s)
+            seen = machine.inspect(inspection)
+        return {found.reason for found in seen.findings if found.sure}
+
+    inspection = begin(machine, device)
+    asked = CHANGED.format("0x0 (None)", "0x1 (GPU Reset Required)")
+    assert sure(50, LINK_FATAL, asked) == {"xid-74", "xid-154-action"}
+    assert sure(40, CHANGED.format("0x1 (GPU Reset Required)", "0x0 (None)")) == set()
+    assert sure(30, asked) == {"xid-154-action"}
+
+
+@pytest.mark.parametrize(
+    ("line", "ago_s", "is_sure"), [(LINK_FATAL, 3600, False), (LINK_FATAL, 60, True), (FELL_OFF, 3600, True)]
+)
+def test_an_old_xid_that_a_reset_heals_is_no_fault_for_the_first_agent(
+    machine: SimulatedMachine, device: Device, line: str, ago_s: float, is_sure: bool
+) -> None:
+    inspection = begin(machine, device)
+    device.write(line, ago_s=ago_s)
+    [found] = machine.inspect(inspection).findings
+    assert found.sure is is_sure
+
+
+TABLE = """\
+24 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+31 24 8:17 / /mnt/others rw,relatime - ext4 /dev/sdb1 rw
+32 24 8:33 / {required} rw,relatime - ext4 /dev/nvme0n1p2 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "is_ours"),
+    [
+        ("EXT4-fs (sda1): Remounting filesystem read-only", True),
+        ("EXT4-fs (sdb1): Remounting filesystem read-only", False),
+        ("EXT4-fs (sdc1): Remounting filesystem read-only", False),
+        ("nvme nvme0: Disabling device after reset failure: -19", True),
+        ("nvme nvme1: Disabling device after reset failure: -19", False),
+    ],
+)
+def test_a_disk_that_nothing_of_the_jobs_is_on_blames_nobody(
+    machine: SimulatedMachine, device: Device, line: str, is_ours: bool
+) -> None:
+    proc = machine.folder / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/mountinfo").write_text(TABLE.format(required=machine.folder / "state"))
+    inspection = begin(machine, device, proc=proc)
+    device.write(line)
+    [found] = machine.inspect(inspection).findings
+    assert (found.verdict, found.sure) == ((Health.FAULTY, True) if is_ours else (Health.UNKNOWN, False))
 
 
 def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(machine: SimulatedMachine, device: Device) -> None:

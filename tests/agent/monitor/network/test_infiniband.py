@@ -13,7 +13,7 @@ import pytest
 from agent.monitor.inspection import InspectionResult, RankSeen, Site
 from agent.monitor.network.infiniband import InfinibandInspection, InfinibandLimits
 from agent.monitor.network.infiniband_ports import number_at_start
-from everstep.model.finding import Health
+from everstep.model.finding import Health, Owner
 
 NAME = "mlx5_0 port 1"
 
@@ -24,6 +24,7 @@ class Machine:
     def __init__(self, sys: Path) -> None:
         self.sys = sys
         self.ranks: list[RankSeen] = []
+        self.variables: dict[str, str] = {}
         self.now_s = 1000.0
         self.add("mlx5_0")
         self.inspection = self.inspecting({})
@@ -50,7 +51,7 @@ class Machine:
         self.inspection = self.inspecting(kept, same_boot=same_boot, **limits)
 
     def inspecting(self, kept: dict[str, Any], *, same_boot: bool = True, **limits: Any) -> InfinibandInspection:
-        site = Site(sys=self.sys, ranks=lambda: self.ranks)
+        site = Site(sys=self.sys, ranks=lambda: self.ranks, variables=lambda: [self.variables])
         settings = InfinibandLimits(**({"interval_s": 0.001} | limits))
         inspection = InfinibandInspection(site, settings, kept, same_boot=same_boot)
         inspection.clock_ns = lambda: round(self.now_s * 1e9)
@@ -96,6 +97,46 @@ def test_a_port_that_stays_down_is_faulty_after_a_grace(machine: Machine) -> Non
     machine.set(state="4: ACTIVE")
     assert machine.verdicts() == {("ib-port-flap", NAME): Health.UNKNOWN}
     assert machine.verdicts(300) == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "limits", "verdict"),
+    [
+        ({}, {}, Health.FAULTY),  # NCCL uses every active port
+        ({"NCCL_IB_HCA": "=mlx5_0"}, {}, Health.FAULTY),
+        ({"NCCL_IB_HCA": "^mlx5_0"}, {}, Health.UNKNOWN),
+        ({"NCCL_IB_HCA": "mlx5_0:2"}, {}, Health.UNKNOWN),
+        ({"NCCL_IB_DISABLE": "1"}, {}, Health.UNKNOWN),
+        ({"NCCL_IB_HCA": "mlx5_1"}, {"interfaces": ["mlx5_0"]}, Health.FAULTY),
+    ],
+)
+def test_a_port_that_no_job_uses_is_no_fault(
+    machine: Machine, variables: dict[str, str], limits: dict[str, Any], verdict: Health
+) -> None:
+    machine.variables = variables
+    machine.restart(**limits)
+    machine.inspect()
+    machine.set(state="1: DOWN", link_downed=1)
+    machine.inspect(after_s=1)
+    [found] = [each for each in machine.inspect(after_s=20).findings if each.reason == "ib-port-down"]
+    assert found.verdict is verdict
+    assert (found.owner is Owner.NETWORK) == (verdict is Health.FAULTY)
+
+
+def test_a_port_that_carries_nothing_while_ranks_run_is_not_used(machine: Machine) -> None:
+    machine.add("mlx5_9")
+    machine.ranks = [RankSeen("gpt", 0, 4711, alive=True)]
+    machine.inspect()
+    machine.set(port_xmit_data=10**9)
+    machine.inspect(after_s=30)
+    for device in ("mlx5_0", "mlx5_9"):
+        machine.write(device, "state", "1: DOWN")
+    machine.ranks = []
+    machine.restart()
+    machine.inspect(after_s=1)
+    verdicts = machine.verdicts(after_s=20)
+    assert verdicts["ib-port-down", NAME] is Health.FAULTY, "it carried the job's traffic before it went down"
+    assert verdicts["ib-port-down", "mlx5_9 port 1"] is Health.UNKNOWN
 
 
 def test_a_port_in_doubt_is_looked_at_again_soon(machine: Machine) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from everstep.decisions.blame.first_failure import NEAR_S, WITHIN_S, explanation
 from everstep.decisions.detect.job_facts import FindingSeen
-from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAULT, without
+from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAULT, PendingFaults, without
 from everstep.model.evidence import RankExit
-from everstep.model.finding import Finding, Health, MachineFinding
+from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.incident import Symptom
 from tests.everstep.decisions.detect.job_facts import S, facts, seen
 from tests.rank_ends import exited
@@ -41,6 +41,16 @@ def test_a_fault_is_reported_once_no_rank_has_ended_with_it() -> None:
 @pytest.mark.parametrize("verdict", [Health.UNKNOWN, Health.HEALTHY, Health("of a later release")])
 def test_only_the_verdict_faulty_is_reported(verdict: Health) -> None:
     assert MACHINE_FAULT.find(facts(findings=[noted(verdict=verdict)])) is None
+
+
+@pytest.mark.parametrize(("owner", "told"), [(Owner.NETWORK, True), (Owner.UNKNOWN, False)])
+def test_a_link_that_came_back_is_reported_if_the_job_uses_it(owner: Owner, told: bool) -> None:
+    flap = noted(reason="nic-flap", item="eth0", verdict=Health.UNKNOWN, owner=owner)
+    pending = PendingFaults()
+    pending.note(flap, over=False)
+
+    assert pending.all() == ([flap] if told else [])
+    assert bool(MACHINE_FAULT.find(facts(findings=[flap]))) is told
 
 
 def test_where_a_rank_ended_its_incident_has_the_finding() -> None:

@@ -72,6 +72,23 @@ def test_a_growing_list_has_as_many_standbys_as_it_asks_for() -> None:
     assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
 
 
+def test_a_faulty_machine_is_for_no_job_until_a_poll_finds_no_fault() -> None:
+    state = pool(3)
+    poll.apply(state, PollAnswers(faults={"m1": "gpu-lost: GPU 3: lost"}), began_ns=2, now_ns=3)
+    refused = book.lease(state, want("gpt", 0, 1), now_ns=4)
+    assert (refused.refused, refused.may_change) == ({"m1": "it is faulty: gpu-lost: GPU 3: lost"}, True)
+    assert places(state)["m0"] == "free", "all machines or none"
+    poll.apply(state, PollAnswers(), began_ns=5, now_ns=6)
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=7).refused
+
+
+def test_a_job_keeps_a_machine_on_which_a_fault_is_known() -> None:
+    state = pool(2)
+    book.lease(state, want("gpt", 0, 1), now_ns=2)
+    state.machines["m1"] = state.machines["m1"].model_copy(update={"fault": "gpu-lost"})
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=3).refused, "the job's own rules decide about it"
+
+
 def test_a_machine_is_for_one_job() -> None:
     state = pool(3)
     assert not book.lease(state, want("gpt", 0, 1), now_ns=2).refused

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.act.evict.rules import OPERATOR, RULES, mode_of, rule_of, waits_for_another
+from everstep.decisions.blame.alerts import LINKS_DOWN
 from everstep.decisions.blame.hang.analysis import findings_of_hang
 from everstep.decisions.blame.replay.compare_groups import findings_of_replay
 from everstep.decisions.blame.silence import findings_of_silence
@@ -64,10 +65,26 @@ def test_a_fault_that_most_machines_have_evicts_none_of_them() -> None:
 
 def test_a_fault_that_half_of_the_machines_have_evicts_them() -> None:
     half = plan(*(found(machine) for machine in EIGHT[:4]), policy=RecoveryPolicy(evict={"share": 1}))
-    both = plan(found("m0"), found("m1"), machines=("m0", "m1"))
 
     assert [eviction.machine for eviction in half.evict] == ["m0", "m1", "m2", "m3"]
-    assert [eviction.machine for eviction in both.evict] == ["m0", "m1"], "two machines are too few for a shared fault"
+
+
+@pytest.mark.parametrize("machines", [("m0", "m1"), ("m0", "m1", "m2")])
+def test_a_fault_that_all_machines_of_a_small_job_have_evicts_none_of_them(machines: tuple[str, ...]) -> None:
+    assert evicted(plan(*(found(machine) for machine in machines), machines=machines)) == []
+
+
+@pytest.mark.parametrize(
+    ("faulty", "machines"), [(("m0",), ("m0",)), (("m0",), ("m0", "m1")), (("m0", "m1"), ("m0", "m1", "m2"))]
+)
+def test_a_fault_that_some_machines_of_a_small_job_have_is_theirs(
+    faulty: tuple[str, ...], machines: tuple[str, ...]
+) -> None:
+    leaving = plan(
+        *(found(machine) for machine in faulty), machines=machines, policy=RecoveryPolicy(evict={"share": 1})
+    )
+
+    assert [eviction.machine for eviction in (*leaving.evict, *leaving.ask)] == list(faulty)
 
 
 @pytest.mark.parametrize("alert", [flap, link_down])
@@ -96,6 +113,37 @@ def test_the_second_network_alert_within_five_minutes_evicts(first: MachineFindi
 )
 def test_findings_that_are_no_second_alert(first: MachineFinding) -> None:
     assert why_not("m2", link_down("m2"), earlier=(first,))[0] == ALERT
+
+
+@pytest.mark.parametrize("reason", sorted(LINKS_DOWN))
+def test_a_link_that_is_still_down_when_the_job_stops_evicts(reason: str) -> None:
+    owner = Owner.MACHINE if reason.endswith("missing") else Owner.NETWORK
+    down = found("m2", reason, item="eth0", ago_s=20, inspection="link", owner=owner, sure=False)
+
+    assert evicted(plan(down)) == [("m2", ALERT)]
+    assert why_not("m2", down, stopped=False)[0] == ALERT, "the first alert while the job steps"
+
+
+@pytest.mark.parametrize(
+    "alert",
+    [
+        link_down("m2", ago_s=5),  # it may be a flap
+        flap("m2", ago_s=20),  # it came back
+        found("m2", "nic-slow", ago_s=20, owner=Owner.NETWORK, sure=False),  # it is slower, but not down
+    ],
+)
+def test_a_link_that_is_not_down_for_good_is_tolerated_when_the_job_stops(alert: MachineFinding) -> None:
+    assert why_not("m2", alert)[0] == ALERT
+
+
+def test_a_link_that_no_job_uses_evicts_nobody() -> None:
+    unused = found("m2", "nic-down", ago_s=20, verdict=Health.UNKNOWN, owner=Owner.UNKNOWN, sure=False)
+
+    assert why_not("m2", unused, earlier=(unused,))[0] == "unknown-verdict"
+
+
+def test_a_switch_that_is_down_for_good_evicts_no_machine() -> None:
+    assert evicted(plan(*(link_down(machine, ago_s=60) for machine in EIGHT))) == []
 
 
 def test_a_link_that_the_monitor_saw_down_twice_evicts() -> None:
