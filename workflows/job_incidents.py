@@ -231,10 +231,10 @@ class ObservedFaults:
         """Accept a fault; returns what is done with it, as text."""
         state, now_ns = self._state, workflow.time_ns()
         state.alerts = alerts_kept(state.alerts, anomaly.findings, now_ns)
-        if state.status not in {"starting", "running"} and not self.goes_on:
-            # The stop of the open incident asked the machines for all findings before the generation that it launched.
-            if anomaly.symptom is Symptom.SLOW or anomaly.generation <= state.generation:
-                return "an incident is open, and asks the machines itself"
+        # The stop of an open incident asks the machines for all findings before the generation that it launches.
+        is_collected = anomaly.symptom is Symptom.SLOW or anomaly.generation <= state.generation
+        if state.status not in {"starting", "running"} and not self.goes_on and is_collected:
+            return "an incident is open, and asks the machines itself"
         if anomaly.symptom is Symptom.SLOW:
             return self._accept_slow(anomaly, now_ns)
         recent = {about for about, at_ns in state.observed_told.items() if now_ns - at_ns < AGAIN_S * 1e9}

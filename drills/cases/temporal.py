@@ -334,6 +334,8 @@ class SimulatedTemporal:
             return self._runner.create_instance(details)
 
         run = _Run(workflow_id, run_id, definition, asyncio.run(created()), parent)
+        # The SDK logs the error of each activity that was cancelled and not awaited; errors of workflows are raised here.
+        run.instance.set_exception_handler(lambda *_: None)  # type: ignore[attr-defined]
         begun = InitializeWorkflow(
             workflow_type=kind,
             workflow_id=workflow_id,
