@@ -20,7 +20,7 @@ from typing import Any
 
 import temporalio.workflow
 from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.common.v1 import ActivityType, Payload, Payloads
 from temporalio.api.failure.v1 import (
     ActivityFailureInfo,
     ApplicationFailureInfo,
@@ -105,7 +105,9 @@ class ActivityCall:
         return Failure(
             message=message,
             cause=cause,
-            activity_failure_info=ActivityFailureInfo(activity_type={"name": self.request.name}, activity_id="1"),
+            activity_failure_info=ActivityFailureInfo(
+                activity_type=ActivityType(name=self.request.name), activity_id="1"
+            ),
         )
 
     def _end(self, resolution: ActivityResolution) -> None:
@@ -334,7 +336,7 @@ class SimulatedTemporal:
             return self._runner.create_instance(details)
 
         run = _Run(workflow_id, run_id, definition, asyncio.run(created()), parent)
-        # The SDK logs the error of each activity that was cancelled and not awaited; errors of workflows are raised here.
+        # The SDK logs errors of activities that were cancelled and not awaited; errors of workflows are raised here.
         run.instance.set_exception_handler(lambda *_: None)  # type: ignore[attr-defined]
         begun = InitializeWorkflow(
             workflow_type=kind,
@@ -362,8 +364,8 @@ class SimulatedTemporal:
     # Commands of workflows.
 
     def _carry_out(self, run: _Run, command: WorkflowCommand) -> None:
-        kind = command.WhichOneof("variant")
-        carry_out = self._commands.get(kind or "")
+        kind = command.WhichOneof("variant") or ""
+        carry_out = self._commands.get(kind)
         if carry_out is None:
             raise WorkflowFailedError(f"{run.id}: the command {kind} is not simulated")
         carry_out(run, getattr(command, kind))

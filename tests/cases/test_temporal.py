@@ -181,10 +181,11 @@ async def test_a_real_server(temporal: Client) -> None:
 def test_the_simulated_one() -> None:
     def perform(call: ActivityCall) -> None:
         assert isinstance(call.request, Echo)
-        if call.request.text == "fail":
+        text = call.request.text
+        if text == "fail":
             call.fail("it fails")
-        elif call.request.text != "never":
-            simulated.at(0.01, lambda: call.complete(call.request.text))
+        elif text != "never":
+            simulated.at(0.01, lambda: call.complete(text))
 
     simulated = SimulatedTemporal((Parent, Child), (Echo,), perform, now_ns=10**18)
     simulated.start("Parent in a test", "parent", [])
