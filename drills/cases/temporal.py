@@ -21,6 +21,7 @@ from typing import Any
 import temporalio.workflow
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import ActivityType, Payload, Payloads
+from temporalio.api.enums.v1 import TimeoutType
 from temporalio.api.failure.v1 import (
     ActivityFailureInfo,
     ApplicationFailureInfo,
@@ -92,7 +93,8 @@ class ActivityCall:
     def time_out(self) -> None:
         """End the activity because all of its time is used."""
         cause = Failure(
-            message="activity ScheduleToClose timeout", timeout_failure_info=TimeoutFailureInfo(timeout_type=3)
+            message="activity ScheduleToClose timeout",
+            timeout_failure_info=TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_CLOSE),
         )
         self._end(ActivityResolution(failed=ActivityFailed(failure=self._failure("Activity task timed out", cause))))
 

@@ -68,8 +68,9 @@ def chance_of(earlier: Sequence[tuple[str, int]], machine: str, step: int, machi
     """
     same_machine = sum(other == machine for other, _ in earlier) if machine else 0
     same_step = sum(other == step for _, other in earlier) if step >= 0 else 0
-    by_machine = comb(len(earlier), same_machine) / machines**same_machine
-    return min(by_machine, 1.0) * SAME_STEP**same_step
+    by_machine: float = comb(len(earlier), same_machine) / machines**same_machine
+    by_step: float = SAME_STEP**same_step
+    return min(by_machine, 1.0) * by_step
 
 
 def updated(probability: float, chance: float) -> float:
