@@ -92,10 +92,8 @@ class ActivityCall:
 
     def time_out(self) -> None:
         """End the activity because all of its time is used."""
-        cause = Failure(
-            message="activity ScheduleToClose timeout",
-            timeout_failure_info=TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_CLOSE),
-        )
+        info = TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_CLOSE)
+        cause = Failure(message="activity ScheduleToClose timeout", timeout_failure_info=info)
         self._end(ActivityResolution(failed=ActivityFailed(failure=self._failure("Activity task timed out", cause))))
 
     def cancel(self) -> None:
