@@ -212,11 +212,11 @@ def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINE
     """Return the activity of the innermost frames, up to and including the first frame of the script."""
     if role is ProcessRole.DATA_LOADER:
         return _of_loader(frames)
-    if frames and frames[0].file.startswith(_OUTSIDE):
-        return Leaf(LeafKind.OUTSIDE, _last(frames[0].function))
     for at, frame in enumerate(frames):
         name = _last(frame.function)
         if not _is_library(frame.file):
+            if frames[0].file.startswith(_OUTSIDE):
+                return Leaf(LeafKind.OUTSIDE, _last(frames[0].function))
             is_p2p = at == 0 and _P2P_NAME.search(name)  # ``Work.wait`` has no frame of torch
             return Leaf(LeafKind.P2P, name, _toward(frames, at)) if is_p2p else Leaf(LeafKind.OTHER, name)
         kind = _of_library(frame.file, name)

@@ -262,3 +262,48 @@ def test_every_verdict_names_its_rule_and_only_silence_is_awaited(known: Restart
     assert (not verdict.awaited) or verdict.rule in {"machine-silent", "eviction-waits"}
     if known.by_operator:
         assert verdict.rule in {"machine-silent", "resumed"}
+
+
+STALE = "OSError: [Errno 116] Stale file handle: '/mnt/nfs/data.bin'"
+
+
+def service_fails(minutes: float, before: tuple[float, ...] = (), **more: object) -> RestartFacts:
+    """Storage fails at minute ``minutes``, and failed at the minutes ``before``."""
+
+    def at(minute: float) -> Failure:
+        return failure(20, time_ns=int((1000 + minute) * 60e9), classification=raised(0, STALE).classification)
+
+    earlier = tuple(map(at, before))
+    return facts(failure=at(minutes), history=earlier, attempts=len(before), service="remote storage", **more)
+
+
+def test_a_job_waits_for_a_service_for_an_hour_with_growing_pauses() -> None:
+    first, later = decide(service_fails(0), POLICY), decide(service_fails(50, (0, 1, 3, 8, 20)), POLICY)
+    assert (first.action, first.rule, first.delay_s) == (Action.REATTEMPT, "service-failed", 0.0)
+    assert (later.action, later.rule) == (Action.REATTEMPT, "service-failed")
+    assert 1 < later.delay_s <= POLICY.retry.backoff_max_s
+    parked = decide(service_fails(61, (0, 1, 3, 8, 20)), POLICY)
+    assert (parked.action, parked.rule) == (Action.PARK, "service-failed")
+
+
+def test_an_outage_of_a_service_begins_after_the_last_other_failure() -> None:
+    known = service_fails(61, (50, 55))
+    other = failure(20, time_ns=int(900 * 60e9))
+    assert decide(RestartFacts(**{**_fields(known), "history": (other, *known.history)}), POLICY).action is (
+        Action.REATTEMPT
+    )
+
+
+def _fields(known: RestartFacts) -> dict[str, Any]:
+    return {name: getattr(known, name) for name in RestartFacts.__slots__}
+
+
+def test_a_job_that_trains_well_is_not_parked_for_its_number_of_failures() -> None:
+    history = tuple(failure(20 + number, cause=f"cause {number}") for number in range(9))
+    assert decide(facts(history=history), POLICY).rule == "no-progress"
+    assert decide(facts(history=history, trains_well=True), POLICY).rule == "try-again"
+
+
+def test_a_job_is_not_launched_beside_ranks_that_are_not_gone() -> None:
+    dying = Evidence(generation=1, dying={"m1": "rank 3 (pid 4711, state D) has been dying for 40 s"})
+    assert decide(facts(evidence=dying), POLICY).rule == "machine-silent"

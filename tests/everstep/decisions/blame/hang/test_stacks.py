@@ -78,6 +78,10 @@ def test_native_frames_are_left_out() -> None:
         (("step", "synchronize@torch/cuda/__init__.py"), LeafKind.BELOW, "synchronize", ""),
         (("train", "flush_metrics"), LeafKind.OTHER, "flush_metrics", ""),
         (("train", "sleep_a_bit", "wait@threading.py"), LeafKind.OTHER, "sleep_a_bit", ""),
+        (("reward", "urlopen@urllib/request.py", "recv_into@socket.py"), LeafKind.OUTSIDE, "recv_into", ""),
+        (("judge", "post@requests/api.py", "read@ssl.py"), LeafKind.OUTSIDE, "read", ""),
+        (("judge", "send@httpx/_client.py"), LeafKind.OUTSIDE, "send", ""),
+        (("convert", "run@subprocess.py", "poll@selectors.py"), LeafKind.OUTSIDE, "poll", ""),
     ],
 )
 def test_leaves(functions: tuple[str, ...], kind: LeafKind, operation: str, toward: str) -> None:
