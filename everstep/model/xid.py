@@ -29,6 +29,8 @@ class XidKind(Enum):
     """Memory of the GPU has an error that was not corrected, or a row that cannot be remapped."""
     CONTAINED = ("xid-contained-memory", Owner.MACHINE, Health.FAULTY, False)
     """Memory of the GPU is bad, and only one process was damaged."""
+    PEER = ("xid-peer", Owner.NETWORK, Health.UNKNOWN, False)
+    """The device at the other end of an NVLink failed: another GPU or a switch, not the GPU that reports it."""
     LINK = ("xid-link", Owner.MACHINE, Health.FAULTY, True)
     """NVLink failed."""
     BROKEN = ("xid-gpu-broken", Owner.MACHINE, Health.FAULTY, True)
@@ -73,10 +75,29 @@ _K, _A = XidKind, Remedy
 _NVLINK5 = tuple(range(144, 151))
 RECOVERY = r" to (?!.*\(None\))"
 """Matches a line in which the driver asks for a recovery action."""
+# Of an Xid 149, bits 20 to 25 of the first number in parentheses state why the link went down.
+_LINK_EVENT = r"NETIR_LINK_(?:EVT|DOWN)\b.*\(0x[0-9a-f]"
+PEER_DOWN = _LINK_EVENT + r"(?:[26ae][0-5]|[159d]5)[0-9a-f]{5}\b"
+"""Matches a link event whose reason is at the other end of the link: 21 and 32 to 37."""
+HOST_DOWN = _LINK_EVENT + r"[26ae][68][0-9a-f]{5}\b"
+"""Matches a link event for which the catalogue recommends no action on the GPU: 38 and 40."""
+# An Xid 74 ends with seven registers. Of the first four that count, these bits report no fault of the link itself.
+_HARMLESS_1 = "0x(?:40[0189]0000|[189]0000)?[0-3]"
+_HARMLESS_4_5 = "0x(?:[1-3]0000|0), 0x(?:(?:2[04]|4)?[0189]00000|0)"
+LINK_SECONDARY = rf"link \d+ ?\({_HARMLESS_1}, 0x[0-9a-f]+, 0x0, {_HARMLESS_4_5}\b"
+"""Matches an NVLink error that follows from another error, or that can be ignored."""
+LINK_REPEATED = rf"link \d+ ?\({_HARMLESS_1}, 0x[0-9a-f]+, 0x[1-9a-f]0000, {_HARMLESS_4_5}\b"
+"""Matches an NVLink error that means something only if it recurs."""
 
 TABLE: tuple[Xid, ...] = (
     # Rows with ``rest`` come before the rows of the same numbers without it.
+    Xid((149,), "the other end of an NVLink went down", _K.PEER, _A.RESET_GPU, rest=PEER_DOWN, suffix="-peer"),
+    Xid((149,), "an NVLink went down for another reason", _K.FOLLOWS, _A.WATCH, rest=HOST_DOWN, suffix="-host"),
     Xid(_NVLINK5, "fatal NVLink error", _K.LINK, _A.RESET_GPU, rest=r"(?<!Non)(?<!Non-)Fatal", suffix="-fatal"),
+    Xid((154,), "the driver asks to drain peers", _K.SOFT, _A.RESTART_JOB, rest=r" to .*\(Drain P2P\)", suffix="-drain"),
+    Xid((154,), "the driver asks for a reboot", _K.BROKEN, _A.REBOOT, rest=r" to .*Reboot", suffix="-reboot"),
+    Xid((74,), "NVLink error after another one", _K.FOLLOWS, _A.NOTHING, rest=LINK_SECONDARY, suffix="-secondary"),
+    Xid((74,), "NVLink error that may recur", _K.SOFT, _A.WATCH, rest=LINK_REPEATED, suffix="-repeated"),
     Xid((154,), "the driver asks for a recovery", _K.BROKEN, _A.RESET_GPU, rest=RECOVERY, suffix="-action"),
     Xid((8, 11, 25, 32, 69, 80), "a channel or push buffer failed", _K.PROGRAM, _A.CHECK_CODE),
     Xid((13,), "the program on the GPU raised an exception", _K.PROGRAM, _A.CHECK_CODE),
@@ -86,11 +107,12 @@ TABLE: tuple[Xid, ...] = (
     Xid((45,), "a program's work was removed from the GPU", _K.FOLLOWS, _A.NOTHING),
     Xid((154,), "the driver asks for no recovery any more", _K.FOLLOWS, _A.NOTHING),
     # The catalogue says to ignore these, and to look at the program (37), the software (66) or the privileges (137).
-    Xid((37, 38, 44, 66, 67, 137, 141), "the driver reported a condition to note", _K.UNCLEAR, _A.WATCH),
+    Xid((14, 37, 38, 44, 66, 67, 106, 107, 108, 137, 141, 152, 153, 166, 170), "the driver reported a condition to note", _K.UNCLEAR, _A.WATCH),
     Xid((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "a copy engine failed", _K.UNCLEAR, _A.RESTART_JOB),
-    Xid((82, 83, 84, 86, 88, 89, *range(96, 106), 139), "a media engine failed", _K.UNCLEAR, _A.RESTART_JOB),
+    Xid((60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142), "a media engine failed", _K.UNCLEAR, _A.RESTART_JOB),
     # The catalogue says to reset the GPU; the device plugin counts it as the application's.
     Xid((109,), "context switch timed out", _K.UNCLEAR, _A.RESET_GPU, f"{CATALOGUE}; {PLUGIN}"),
+    Xid((159,), "a transaction on the link to the processor failed", _K.UNCLEAR, _A.WATCH),
     Xid((46,), "the GPU stopped processing", _K.BROKEN, _A.RESET_GPU),
     Xid((54,), "auxiliary power is not connected", _K.BROKEN, _A.REPLACE),
     Xid((62,), "the power management processor halted", _K.BROKEN, _A.RESET_GPU),
@@ -152,10 +174,17 @@ def xid_of(code: int, rest: str = "") -> Reason:
 
 
 def pattern_of(kind: XidKind) -> str:
-    """A case-insensitive regular expression for lines of a kind, if the patterns of earlier kinds did not match."""
-    numbers = (
-        rf"(?:{'|'.join(map(str, xid.codes))})\b" + (f".*{xid.rest}" if xid.rest else "")
-        for xid in TABLE
-        if xid.kind is kind
-    )
-    return rf"\bXid \([^)]*\): (?:{'|'.join(numbers)})"
+    """A case-insensitive regular expression for the lines of a kind."""
+    return rf"\bXid \([^)]*\): (?:{'|'.join(_row_pattern(at) for at, xid in enumerate(TABLE) if xid.kind is kind)})"
+
+
+def _row_pattern(at: int) -> str:
+    """The pattern of a row, without the lines that an earlier row of another kind matches."""
+    row = TABLE[at]
+    earlier = (xid for xid in TABLE[:at] if xid.kind is not row.kind and set(xid.codes) & set(row.codes))
+    others = "".join(f"(?!{_numbers(xid)})" for xid in earlier)
+    return others + _numbers(row)
+
+
+def _numbers(xid: Xid) -> str:
+    return rf"(?:{'|'.join(map(str, xid.codes))})\b" + (f".*{xid.rest}" if xid.rest else "")

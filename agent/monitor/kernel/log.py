@@ -32,7 +32,10 @@ FIRST_USER_PRIORITY = 8
 """Lowest priority of a record that a process wrote."""
 XID = re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?:, |$)(?P<rest>.*)")
 SXID = re.compile(r"^nvidia-nvswitch\d+: SXid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+), (?P<rest>.*)")
-FELL_OFF = re.compile(r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus")
+FELL_OFF = re.compile(
+    r"^(?:(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*|NVRM:\s+)fallen off the bus"
+)
+"""The driver may report it over three records; then the last one does not name the GPU."""
 LOST = Reason(
     "kernel-log-lost",
     "lines of the kernel log were overwritten before they were read, so faults may be missing",
@@ -212,8 +215,8 @@ class KernelLogInspection(Inspection):
             reason = xid.SXID_FATAL if fatal else xid.SXID
             return [self._of_gpu(reason, f"NVSwitch {match['pci']}", text, time_ns)]
         if match := FELL_OFF.search(text):
-            pci = match["pci"].rstrip(".").split(".")[0]
-            return [self._of_gpu(xid.xid_of(79), f"GPU {pci}", text, time_ns)]
+            pci = (match["pci"] or "").rstrip(".").split(".")[0]
+            return [self._of_gpu(xid.xid_of(79), f"GPU {pci}".strip(), text, time_ns)]
         if match := rules.OOM_KILL.search(text):
             return self._oom(match, text, time_ns)
         for rule in rules.RULES:

@@ -11,6 +11,12 @@ from everstep.model.xid import REASONS, TABLE, xid_of
 RESTS = {xid.suffix: "text" for xid in TABLE} | {
     "-fatal": "pid=1, name=python, RLW_CTRL Fatal XC0 i0 Link 07",
     "-action": "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
+    "-reboot": "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "-drain": "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)",
+    "-peer": "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000)",
+    "-host": "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x028001c6 0x00000000)",
+    "-secondary": "NVLink: fatal error detected on link 6(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    "-repeated": "NVLink: fatal error detected on link 6(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)",
 }
 
 
@@ -61,6 +67,23 @@ def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
         (145, "pid=876766, name=ray::WorkerDict, RLW_RXPIPE Nonfatal XC0 i0 Link 12 (0x040980c2)", "xid-145"),
         (154, "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "xid-154-action"),
         (154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", "xid-154"),
+        (154, "GPU recovery action changed from 0x3 (Drain P2P) to 0x0 (None)", "xid-154"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", "xid-154-drain"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", "xid-154-reboot"),
+        (154, "GPU recovery action changed from 0x3 (Drain P2P) to 0x1 (GPU Reset Required)", "xid-154-action"),
+        # Bits 20 to 25 of the first number: 21 and 32 to 37 are at the other end, 38 and 40 need nothing of the GPU.
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x015001c6 0x00000000)", "xid-149-peer"),
+        (149, "NETIR_LINK_DOWN Fatal XC0 i0 Link 00 (0x02001491 0x00000000)", "xid-149-peer"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x016001c6 0x00000000)", "xid-149-fatal"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000)", "xid-149-host"),
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x02a001c6 0x00000000)", "xid-149-fatal"),
+        (149, "NETIR Fatal XC0 i0 Link -1 (0x025001c6 0x00000000)", "xid-149-fatal"),
+        # The registers of an Xid 74: harmless bits only, bits that matter if they recur, and bits of a fault.
+        (74, "NVLink: fatal error detected on link 6(0x40100001, 0x0, 0x0, 0x10000, 0x0, 0x0, 0x0)", "xid-74-secondary"),
+        (74, "NVLink: fatal error detected on link 6(0x0, 0x0, 0x80000, 0x0, 0x0, 0x0, 0x0)", "xid-74-repeated"),
+        (74, "NVLink: fatal error detected on link 6(0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, "NVLink: fatal error detected on link 6(0x0, 0x0, 0x10004, 0x0, 0x0, 0x0, 0x0)", "xid-74"),
+        (74, "NVLink: fatal error detected on link 6(0x0, 0x0, 0x0, 0x0, 0x40000, 0x0, 0x0)", "xid-74"),
     ],
 )
 def test_of_some_the_rest_of_the_line_decides(code: int, rest: str, expected: str) -> None:

@@ -61,13 +61,24 @@ XID_RULES = (
         weight=Weight.DECISIVE,
     ),
     _xid(
+        XidKind.PEER,
+        FaultClass.GPU_UNAVAILABLE,
+        matches=("NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000)",),
+        misses=("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",),
+        weight=Weight.DECISIVE,
+    ),
+    _xid(
         XidKind.LINK,
         FaultClass.GPU_UNAVAILABLE,
         matches=(
             "NVRM: Xid (PCI:0000:05:00): 74, pid=2301, name=python, NVLink: fatal error detected on link 5",
             "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000)",
         ),
-        misses=("NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",),
+        misses=(
+            "NVRM: Xid (PCI:0019:01:00): 145, pid=876766, name=ray, RLW_RXPIPE Nonfatal XC0 i0 Link 12",
+            "NVRM: Xid (PCI:0000:4c:00): 74, NVLink: fatal error detected on link 6(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+            "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x028001c6 0x00000000 0x00000000)",
+        ),
         weight=Weight.DECISIVE,
     ),
     _xid(
@@ -81,6 +92,7 @@ XID_RULES = (
         misses=(
             "NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)",
         ),
         weight=Weight.DECISIVE,
     ),

@@ -73,6 +73,26 @@ def test_a_gpu_that_fell_off_the_bus_names_the_machine_until_a_reboot(
     assert machine.inspect(begin(machine, device)).findings == []
 
 
+def test_a_gpu_that_fell_off_the_bus_without_an_xid_names_the_machine(
+    machine: SimulatedMachine, device: Device
+) -> None:
+    in_one = r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5)\x0aNVRM: fallen off the bus and is not"
+    assert told(machine, device, in_one) == [("xid-79", "GPU 0000:b3:00")]
+    lines = ("NVRM: (PCI ID: 10de:26b5) installed in this system has", "NVRM: fallen off the bus and is not responding")
+    assert told(machine, device, *lines)[-1] == ("xid-79", "GPU")
+
+
+def test_the_end_of_a_link_that_did_not_fail_is_no_fault_of_the_machine(
+    machine: SimulatedMachine, device: Device
+) -> None:
+    inspection = begin(machine, device)
+    device.write(
+        "NVRM: Xid (PCI:0000:05:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000 0x00000000)"
+    )
+    [found] = machine.inspect(inspection).findings
+    assert (found.reason, found.verdict, found.owner) == ("xid-149-peer", Health.UNKNOWN, Owner.NETWORK)
+
+
 def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write(EXCEPTION)

@@ -42,10 +42,12 @@ def test_a_remembered_shape_keeps_the_numbers_that_decide() -> None:
     lines = [
         "NVRM: Xid (PCI:0000:05:00): 79, pid=1",
         "NVRM: Xid (PCI:0000:05:00): 48, pid=1",
+        "NVRM: Xid (PCI:0000:05:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000)",
+        "NVRM: Xid (PCI:0000:05:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x004001c6 0x00000000)",
         "OSError: [Errno 28] x",
         "OSError: [Errno 98] x",
     ]
     names = [rule.name for line in lines if (rule := matcher.rule_of(line))]
 
-    assert names == ["xid-off-the-bus", "xid-memory", "disk-full", "port-taken"]
+    assert names == ["xid-off-the-bus", "xid-memory", "xid-peer", "xid-link", "disk-full", "port-taken"]
     assert matcher.rule_of("OSError: [Errno 28] y 123456") == matcher.rule_of("OSError: [Errno 28] y 654321")
