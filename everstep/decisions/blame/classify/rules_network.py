@@ -41,9 +41,29 @@ NETWORK_RULES = (
         misses=("addresses in use: 3",),
     ),
     LogRule(
+        "external-service-refused",
+        FaultClass.EXTERNAL_SERVICE,
+        Owner.CODE,
+        hints="client error|gatedrepo|notfounderror",
+        pattern=(
+            r"\b4(?:0[0134567]|1\d|22) Client Error|GatedRepoError|(?<!Local)(?<!Module)\b(?:Repository|Revision|Entry)"
+            "NotFoundError"
+        ),
+        source="requests, huggingface_hub: the service answers that the request is wrong",
+        matches=(
+            "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/a",
+            "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: Root=1)",
+        ),
+        misses=(
+            "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api",
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co",
+            "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub",
+        ),
+    ),
+    LogRule(
         "external-service",
         FaultClass.EXTERNAL_SERVICE,
-        Owner.NETWORK,
+        Owner.EXTERNAL,
         hints=(
             "httpsconnectionpool|httpconnectionpool|max retries exceeded|hfhub|localentrynotfound|wandb|urlopen error"
             "|http error|server error|client error|too many requests|newconnectionerror|couldn't connect to"
@@ -64,6 +84,7 @@ NETWORK_RULES = (
             "exceeded",
             "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
             "urllib.error.HTTPError: HTTP Error 503: Busy",
+            "HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api/models/a/commit/main",
             "wandb: Network error (ConnectionError), entering retry loop.",
         ),
         misses=("wandb: Run data is saved locally", "http errors: 0"),

@@ -33,16 +33,21 @@ SCHEDULER_RULES = (
         hints="due to preemption|preempt|spot|interruption notice|instance-action",
         pattern=(
             r"DUE TO PREEMPTION|\bPreempted by\b|Preempted in order to admit|reason:?\s+Preempt(?:ed|ing)\b"
+            r"|\bjob (?:is|was|has been) preempted|node was preempted|requeued due to preemption|JobState=PREEMPTED"
+            r"|node drain for spot|\bPREEMPTED\s+\d+:\d+\s*$"
             r"|[Pp]reemption [Nn]otice|spot (?:instance )?interruption|[Ss]tate[:=]\s*PREEMPTED|instance (?:was"
             "|is being) preempted|PreemptionByScheduler"
         ),
-        source=SLURM + "; " + KUBERNETES + "; clouds",
+        source=SLURM + "; " + KUBERNETES + "; clouds; submitit; Ray",
         matches=(
             "slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO PREEMPTION ***",
             "Normal  Preempted  default-scheduler  Preempted by pod 1b2c on node node7",
             "EC2 spot instance interruption notice received, 120 s left",
+            "\tthe actor's node was preempted: node drain for spot reclaim",
+            "submitit WARNING - Caught signal SIGUSR2 on node7: this job is preempted.",
+            "4242.batch  batch  team  64  PREEMPTED  0:0",
         ),
-        misses=("preemption is off", "spot price 3"),
+        misses=("preemption is off", "spot price 3", "the task handles PREEMPTED states well: yes", "preempted 0 jobs"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
