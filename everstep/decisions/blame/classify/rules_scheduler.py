@@ -115,10 +115,10 @@ SCHEDULER_RULES = (
         FaultClass.CANCELLED,
         Owner.SCHEDULER,
         hints="cancelled at|cancelled by|force terminated job|job cancelled",
-        pattern=r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job",
+        pattern=r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job(?! step)",
         source=SLURM + "; the line does not show who cancelled the job",
         matches=("slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 ***",),
-        misses=("the meeting was cancelled at noon",),
+        misses=("the meeting was cancelled at noon", "srun: Force Terminated job step 2594.1"),
         weight=Weight.DECISIVE,
     ),
 )

@@ -53,7 +53,7 @@ _MILD = re.compile(
     re.IGNORECASE,
 )
 _RETRIED = re.compile(
-    r"\b(?:retry|retrying|trying again|fall(?:s|ing)? back|fallback|using internal implementation|ignoring|ignored"
+    r"\b(?:retry(?! count)|retrying|trying again|fall(?:s|ing)? back|fallback|using internal implementation|ignoring|ignored"
     r"|skipping|will be skipped|disabling)\b",
     re.IGNORECASE,
 )
