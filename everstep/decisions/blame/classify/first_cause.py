@@ -175,8 +175,8 @@ def _finished_before(log: ScannedLog, rank: int | None, line: int) -> bool:
 
 
 def _without_explained_aborts(considered: Sequence[LogCandidate]) -> Sequence[LogCandidate]:
-    """Return the candidates without those aborts that a wait in the same log explains: NCCL's watchdog aborts."""
-    waits = {candidate.line.source for candidate in considered if candidate.rule.role is Role.WAIT}
+    """Return the candidates without those aborts that a consequence in the same log explains, as NCCL's watchdog does."""
+    waits = {one.line.source for one in considered if one.rule.role in (Role.WAIT, Role.LOSS)}
     return [one for one in considered if one.rule.name != ABORT or one.line.source not in waits]
 
 

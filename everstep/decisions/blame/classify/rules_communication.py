@@ -178,6 +178,17 @@ COMMUNICATION_RULES = (
         role=Role.WAIT,
     ),
     LogRule(
+        "hccl-timeout",
+        FaultClass.HANG,
+        Owner.UNKNOWN,
+        hints="hccl",
+        pattern=r"hccl.*\btime ?out (?:occurred|of)|HCCL.*\b(?:timeout|timed out)",
+        source="Ascend: HCCL",
+        matches=("EI9999: The error from device(chipId:0), hccl fftsplus task timeout occurred during task execution",),
+        misses=("HCCL_EXEC_TIMEOUT=1800",),
+        role=Role.WAIT,
+    ),
+    LogRule(
         "gloo-timeout",
         FaultClass.HANG,
         Owner.UNKNOWN,

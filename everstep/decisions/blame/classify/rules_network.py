@@ -68,17 +68,18 @@ NETWORK_RULES = (
             "httpsconnectionpool|httpconnectionpool|max retries exceeded|hfhub|localentrynotfound|wandb|urlopen error"
             "|http error|server error|client error|too many requests|newconnectionerror|couldn't connect to"
             "|we couldn't connect|bad gateway|service unavailable|connecterror|remotedisconnected|http code"
-            "|returned error"
+            "|returned error|aiohttp"
         ),
         pattern=(
             r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
             r"|HfHubHTTPError|OfflineModeIsEnabled|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)"
             r"|CommError|<urlopen error|HTTP Error (?:5\d\d|429)|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server"
             "|Client) Error|NewConnectionError|(?:502 Bad Gateway|503 Service Unavailable|429 Too Many Requests)"
+            r"|aiohttp\S*\.(?:Server(?:Disconnected|Timeout)|ClientPayload|ClientConnector|ClientOS)Error"
             r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d"
             "|429)"
         ),
-        source="requests, urllib3, urllib, httpx, huggingface_hub, wandb, curl",
+        source="requests, urllib3, urllib, httpx, aiohttp, huggingface_hub, wandb, curl",
         matches=(
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
             "exceeded",

@@ -60,12 +60,12 @@ PROCESS_RULES = (
         Owner.UNKNOWN,
         hints=(
             "fatal python error|segmentation fault|segfault at|illegal instruction|bus error|sigsegv|sigbus|sigill"
-            "|sigfpe|stack smashing|double free|corrupted size|floating point exception"
+            "|sigfpe|exitcode: -|stack smashing|double free|corrupted size|floating point exception"
         ),
         pattern=(
             "Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating)|Segmentation fault"
             r"|segfault at [0-9a-f]+|traps: .* trap|Illegal instruction|(?<!PCIe )Bus error|SIG(?:SEGV|BUS|ILL|FPE)\b"
-            "|stack smashing detected|double free or corruption|Floating point exception"
+            r"|\(exitcode: -(?:4|7|8|11)\)|stack smashing detected|double free or corruption|Floating point exception"
         ),
         source="Linux shells and kernel; Python's faulthandler; torchrun",
         matches=(
@@ -73,6 +73,7 @@ PROCESS_RULES = (
             "bash: line 1:  4242 Segmentation fault      (core dumped) python train.py",
             "  traceback : Signal 11 (SIGSEGV) received by PID 4242",
             "srun: error: node7: task 3: Bus error (core dumped)",
+            "E1121 08:41:02 api.py:833] failed (exitcode: -8) local_rank: 0 (pid: 69053) of binary: /opt/env/bin/python",
         ),
         misses=(
             "segmentation model: fault tolerant",
@@ -132,9 +133,9 @@ PROCESS_RULES = (
         "sigabrt",
         FaultClass.CRASHED,
         Owner.UNKNOWN,
-        hints="sigabrt|aborted|fatal python error: aborted",
+        hints="sigabrt|aborted|exitcode: -6|fatal python error: aborted",
         pattern=(
-            r"SIGABRT|^\S*\s*Aborted(?:\s|$)"
+            r"SIGABRT|\(exitcode: -6\)|^\S*\s*Aborted(?:\s|$)"
             r"|: Aborted \(core dumped\)|Fatal Python error: Aborted"
         ),
         source="C++ runtime; torchrun",

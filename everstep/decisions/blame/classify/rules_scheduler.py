@@ -73,14 +73,15 @@ SCHEDULER_RULES = (
         "evicted",
         FaultClass.EVICTED,
         Owner.SCHEDULER,
-        hints="evicted|evicting|low on resource|exceeded its local ephemeral",
+        hints="evicted|evicting|low on resource|ephemeral local storage|had condition|node shutdown|is shutting down",
         pattern=(
             r"(?-i:\bEvicted\b)|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
-            r"|The node had condition: \["
+            r"|The node had condition: \[|in response to imminent node shutdown|rejected as the node is shutting down"
         ),
         source=KUBERNETES,
         matches=(
             "Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi",
+            "Message:      Pod was terminated in response to imminent node shutdown.",
         ),
         misses=("evicting 3 keys from the cache", "cache: evicted 3 entries"),
         weight=Weight.DECISIVE,

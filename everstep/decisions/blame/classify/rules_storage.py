@@ -169,7 +169,7 @@ STORAGE_RULES = (
         Owner.STORAGE,
         hints=(
             "botocore|slowdown|s3|hdfs|gcsfs|google.api_core|fsspec|webhdfs|dfsclient|namenode|datanode|blockmissing"
-            "|azure|aws error|could not connect to the endpoint"
+            "|azure|aws error|could not connect to the endpoint|fstimeouterror|(read)"
         ),
         pattern=(
             r"botocore\.\w*\.?(?:EndpointConnection|ConnectTimeout|ReadTimeout|ConnectionClosed|IncompleteRead"
@@ -178,19 +178,22 @@ STORAGE_RULES = (
             r"|error|Could not obtain block)|BlockMissingException|SafeModeException|gcsfs\.\w+\.HttpError"
             r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests"
             r"|DeadlineExceeded)|azure\.core\.exceptions\.(?:ServiceRe|Http)\w+Error|AWS Error (?:NETWORK_CONNECTION"
-            "|SLOW_DOWN|INTERNAL_FAILURE|UNKNOWN)"
+            r"|SLOW_DOWN|INTERNAL_FAILURE|UNKNOWN)|\bFSTimeoutError\b"
+            r"|(?:gsutil|gcloud storage|aws s3|s3cmd|azcopy|hdfs dfs|rclone)\b.*\): exit [1-9]\d* \(read\)"
         ),
-        source="botocore, HDFS, Google Cloud, Azure, pyarrow",
+        source="botocore, HDFS, Google Cloud, Azure, pyarrow, fsspec, webdataset",
         matches=(
             "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "
             '"http://127.0.0.1:9/data"',
             "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation: "
             "reduce your rate",
             "org.apache.hadoop.hdfs.BlockMissingException: Could not obtain block: BP-1",
+            "fsspec.exceptions.FSTimeoutError: Caught FSTimeoutError in DataLoader worker process 1.",
+            "OSError: ((' gsutil cat gs://data/train/20.tar',), {'shell': True}): exit 1 (read) {'rank': -1}",
             "OSError: When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION during "
             "HeadObject operation",
         ),
-        misses=("s3 downloads: 12 files", "hdfs put done"),
+        misses=("s3 downloads: 12 files", "hdfs put done", "aws s3 cp: exit 0 (read)"),
     ),
     LogRule(
         "safe-checkpoint-damaged",

@@ -38,6 +38,7 @@ _PREFIX = re.compile(
     r"\[(?:[Rr]ank|default|trainer)[ :]?(?P<bracket>\d+)\]:?"  # torch's excepthook, torchrun
     r"|(?P<label>\d{1,6}): "  # srun --label, mpirun
     r"|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:"  # mpirun
+    r"|worker-\d+: "  # DeepSpeed over several nodes
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)"  # ray
     rf"|\[?{_STAMP}\]?(?= )"
     r") ?)+"
