@@ -35,6 +35,8 @@ class Owner(Words):
     """The input of the job."""
     STORAGE = "storage"
     """File systems and object storage that machines share."""
+    EXTERNAL = "external"
+    """A service outside the cluster that the job uses."""
     SCHEDULER = "scheduler"
     """The scheduler took the machines away, or ended the processes on them."""
     UNKNOWN = "unknown"

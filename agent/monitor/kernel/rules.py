@@ -1,7 +1,7 @@
 """Rules for lines of the kernel log that report faults of the machine, except for Xids and SXids of GPU drivers.
 
 The patterns follow the messages in the kernel's sources. Those for drivers of NVIDIA and Mellanox follow the patterns
-of other monitors (gpud, NVSentinel).
+of other monitors (gpud, NVSentinel), those of amdgpu the texts of ``amdgpu_ras.c`` and ``amdgpu_device.c``.
 """
 
 from __future__ import annotations
@@ -151,6 +151,35 @@ RULES: tuple[KernelRule, ...] = (
         remedy=Remedy.REBOOT,
         lasts_s=DAY_S,
         kind="PCI",
+    ),
+    _rule(
+        "gpu-init-failed",
+        "the driver could not initialize a GPU",
+        r"^NVRM: GPU (?P<item>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.\d: RmInitAdapter failed!",
+        "NVRM: GPU 0000:b3:00.0: RmInitAdapter failed! (0x26:0x56:1474)",
+        remedy=Remedy.REBOOT,
+        lasts_s=DAY_S,
+        kind="GPU",
+    ),
+    _rule(
+        "amd-gpu-memory",
+        "memory of an AMD GPU has errors that were not corrected",
+        r"amdgpu (?P<item>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.\d: .*"
+        r"\b[1-9]\d* (?:new )?uncorrectable hardware errors detected in (?:\w+ )?\w+ block",
+        "amdgpu 0000:3d:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block",
+        lasts_s=DAY_S,
+        kind="GPU",
+    ),
+    _rule(
+        "amd-gpu-reset",
+        "the driver resets an AMD GPU that does not answer",
+        r"amdgpu (?P<item>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.\d: .*(?:GPU reset begin!|GPU reset\(\d+\) failed)",
+        "amdgpu 0000:3d:00.0: amdgpu: GPU reset begin!",
+        owner=Owner.UNKNOWN,
+        remedy=Remedy.RESTART_JOB,
+        verdict=Health.UNKNOWN,
+        lasts_s=HOUR_S,
+        kind="GPU",
     ),
     _rule(
         "nic-failed",

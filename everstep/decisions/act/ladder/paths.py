@@ -15,7 +15,7 @@ from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.ladder import Rung, TriedRung
 
 REATTEMPT, DIAGNOSE, ROLLBACK, REPLAY = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
-ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.SCHEDULER})
+ELSEWHERE = frozenset({Owner.DATA, Owner.STORAGE, Owner.EXTERNAL, Owner.SCHEDULER})
 """Owners of faults for which neither a test of the machines nor other code helps."""
 OF_HARDWARE = frozenset({Owner.MACHINE, Owner.NETWORK})
 """Owners of faults that only tests of the machines find; other code does not help."""

@@ -18,7 +18,7 @@ from everstep.model.version import JobVersion, VersionStatus
 
 OF_CODE = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
 """Signals that end a process for an error of its own, if no machine is to blame."""
-NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.SCHEDULER})
+NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.EXTERNAL, Owner.SCHEDULER})
 TWICE = 2
 """The number of failures that the code may have caused after which a version is to blame."""
 MESSAGE_CHARACTERS = 120

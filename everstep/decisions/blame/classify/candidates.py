@@ -67,6 +67,9 @@ def read_exit_code(code: int) -> ExitReading:
 NEAR = 200
 """Number of ordinary lines, per rank of a log, after which the program has continued: an exception was survived if more
 lines follow it, and so was a plain hit if more lines follow before the last exception."""
+STEPS_AFTER = 50
+"""Number of reports of steps after which a hit was survived: the training continued. Some loggers report a step twice
+in a line, and in some logs each rank reports it."""
 USER_EXCEPTION = LogRule(
     "user-exception",
     FaultClass.USER_EXCEPTION,
@@ -127,15 +130,16 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
     near = NEAR * len(log.streams)
     candidates = [_of_chain(stream, chain, log.ordinary - chain[-1].ordinary_before > near) for chain in chains]
     since = chains[-1][-1].ordinary_before - near if chains else -near
+    until = log.steps - STEPS_AFTER
     strongest: dict[str, LogHit] = {}
     for hit in (*stream.first.values(), *stream.recent):
         earlier = strongest.get(hit.rule.name)
-        if earlier is None or _weight(hit, since) > _weight(earlier, since):
+        if earlier is None or _weight(hit, since, until) > _weight(earlier, since, until):
             strongest[hit.rule.name] = hit
     candidates += [
         LogCandidate(
             hit.rule,
-            _weight(hit, since),
+            _weight(hit, since, until),
             EvidenceLine(stream.source, hit.line, hit.text),
             stream.rank,
             hit.time,
@@ -146,9 +150,15 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
     return candidates
 
 
-def _weight(hit: LogHit, since: int) -> Weight:
-    """Return the weight of a hit. The program survived a plain hit with fewer than ``since`` ordinary lines before."""
-    return Weight.SURVIVED if hit.weight is Weight.PLAIN and hit.ordinary_before < since else hit.weight
+def _weight(hit: LogHit, since: int, until: int) -> Weight:
+    """Return the weight of a hit.
+
+    The program survived a plain hit with fewer than ``since`` ordinary lines before, and any hit but a decisive one if
+    it reported at most ``until`` steps before, since it reported many more after it.
+    """
+    continued = hit.weight is Weight.PLAIN and hit.ordinary_before < since
+    stepped = hit.weight < Weight.DECISIVE and hit.steps_before <= until
+    return Weight.SURVIVED if continued or stepped else hit.weight
 
 
 def _of_chain(stream: StreamFindings, chain: list[RaisedException], continued: bool) -> LogCandidate:
@@ -159,9 +169,8 @@ def _of_chain(stream: StreamFindings, chain: list[RaisedException], continued: b
         chain: The exceptions, the first cause first.
         continued: The program continued after the last of them.
     """
-    matched = [raised for raised in chain if raised.rule is not None]
-    strong = [raised for raised in matched if raised.rule is not None and raised.rule.weight > Weight.WEAK]
-    cause = (strong or matched or chain)[0]
+    strong = [raised for raised in chain if raised.rule is not None and raised.rule.weight > Weight.WEAK]
+    cause = (strong or chain)[0]
     # An exception of the script precedes a consequence: a KeyError may lead to a closed connection.
     if chain[0].rule is None and cause.rule is not None and cause.rule.role.is_consequence:
         cause = chain[0]

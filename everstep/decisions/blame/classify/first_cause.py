@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from everstep.base.text import listed
 from everstep.decisions.blame.classify.candidates import (
+    STEPS_AFTER,
+    USER_EXCEPTION,
     EvidenceLine,
     ExitReading,
     LogCandidate,
@@ -45,7 +47,8 @@ class LogVerdict:
     fault: FaultClass
     owner: Owner
     reason: str
-    """The name of a rule, the reason of an exit code, ``user-exception``, ``no-known-line`` or ``several-causes``."""
+    """The name of a rule, the reason of an exit code, ``user-exception``, ``no-known-line``, ``several-causes``, or
+    ``finished``: the program had done its work, and failed while it released its resources."""
     consequence: bool = False
     """The best candidate is a consequence: the cause is not in the logs that were read."""
     decided_by: str = ""
@@ -74,6 +77,8 @@ class LogVerdict:
         return f"{self.fault}, owner {self.owner}{where}{only}: {shown}"
 
 
+ABORT = "sigabrt"
+"""The rule of lines that show that a process aborted itself."""
 CLOCKS_S = 1.0
 """Times in different logs that differ by less, seconds, have no order: the clocks of machines differ."""
 EVIDENCE = 8
@@ -107,6 +112,17 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
             for candidate in candidates
             if candidate.weight is Weight.WEAK and candidate.rule.role is not Role.SUMMARY
         ]
+    if _has_finished(logs, considered, reading):
+        return LogVerdict(
+            FaultClass.NO_FAILURE,
+            Owner.UNKNOWN,
+            "finished",
+            decided_by="the program had done its work before",
+            others=_others(candidates, ""),
+            exit=reading,
+            lines=lines,
+        )
+    considered = _without_explained_aborts(considered)
     if not considered:
         return _without_cause(reading, candidates, lines)
     best = min(candidate.order for candidate in considered)
@@ -134,8 +150,39 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
     return _verdict(cause, how, candidates=candidates, reading=reading, lines=lines)
 
 
+ENDED_BY_SIGNAL = frozenset({FaultClass.CRASHED, FaultClass.KILLED, FaultClass.TERMINATED})
+
+
+def _has_finished(logs: Sequence[ScannedLog], considered: Sequence[LogCandidate], reading: ExitReading | None) -> bool:
+    """Return whether the program had done its work before all that went wrong, and only ended badly."""
+    by_source = {log.source: log for log in logs}
+    if not considered:
+        ended = reading is not None and reading.fault in ENDED_BY_SIGNAL
+        return ended and bool(logs) and all(_finished_before(log, None, log.lines + 1) for log in logs)
+    return all(
+        candidate.rule.role is not Role.CAUSE
+        and _finished_before(by_source[candidate.line.source], candidate.rank, candidate.line.line)
+        for candidate in considered
+    )
+
+
+def _finished_before(log: ScannedLog, rank: int | None, line: int) -> bool:
+    """Return whether a log reports before a line that the program, or this rank of it, has done its work."""
+    marks = (log.finished.get(None), log.finished.get(rank))
+    return any(mark is not None and mark.line < line and log.steps - mark.steps_before < STEPS_AFTER for mark in marks)
+
+
+def _without_explained_aborts(considered: Sequence[LogCandidate]) -> Sequence[LogCandidate]:
+    """Return the candidates without aborts that a consequence in the same log explains, as NCCL's watchdog does."""
+    waits = {one.line.source for one in considered if one.rule.role in (Role.WAIT, Role.LOSS)}
+    return [one for one in considered if one.rule.name != ABORT or one.line.source not in waits]
+
+
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
     """Return the cause and how it was told apart; None and why not, if candidates of several rules remain."""
+    clear = [candidate for candidate in top if not candidate.rule.vague]
+    if any(candidate.rule is not USER_EXCEPTION for candidate in clear):
+        top = clear
     if len({candidate.rule.name for candidate in top}) == 1:
         return min(top, key=_when), "the only cause"
     by_log: dict[str, list[LogCandidate]] = defaultdict(list)

@@ -127,6 +127,8 @@ class LogRule:
     """Examples of lines that look similar and are not of this kind."""
     role: Role = Role.CAUSE
     weight: Weight = Weight.PLAIN
+    vague: bool = False
+    """The line says that something failed, but not why: a further line of its message, or another cause, is clearer."""
 
     def is_in(self, line: str, lowered: str = "") -> bool:
         """Return whether a line is of this kind; ``lowered`` is the line in lower case, if the caller has it."""

@@ -10,20 +10,44 @@ from everstep.decisions.blame.classify.rules_communication import COMMUNICATION_
 from everstep.decisions.blame.classify.rules_gpu import GPU_RULES
 from everstep.decisions.blame.classify.rules_host import HOST_RULES
 from everstep.decisions.blame.classify.rules_network import NETWORK_RULES
-from everstep.decisions.blame.classify.rules_process import PROCESS_RULES
+from everstep.decisions.blame.classify.rules_process import PROCESS_RULES, RAY_RULES
 from everstep.decisions.blame.classify.rules_scheduler import SCHEDULER_RULES
 from everstep.decisions.blame.classify.rules_storage import STORAGE_RULES
 from everstep.model.finding import Owner
 
 GENERAL_RULES = (
     LogRule(
+        "file-race",
+        FaultClass.USER_EXCEPTION,
+        Owner.CODE,
+        hints="no such file or directory|directory not empty|file exists|could not be acquired",
+        pattern=(
+            r"No such file or directory: '[^']*(?:/tmp[-_][^/']+|\.tmp|\.lock|\.incomplete|\.partial)['/]"
+            r"|\[Errno 39\] Directory not empty|\[Errno 17\] File exists|file lock '[^']*' could not be acquired"
+        ),
+        source=ERRNO + ", ENOENT, ENOTEMPTY, EEXIST of a temporary file: another rank was faster; filelock",
+        matches=(
+            "OSError: [Errno 39] Directory not empty: '/work/results/tmp-checkpoint-s0y' -> "
+            "'/work/results/checkpoint-50'",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/work/results/tmp-checkpoint-s0yubqtr'",
+            "filelock._error.Timeout: The file lock '/cache/kernels/build.lock' could not be acquired.",
+        ),
+        misses=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
+    ),
+    LogRule(
         "missing-file",
         FaultClass.MISSING_FILE,
         Owner.UNKNOWN,
-        hints="filenotfounderror|no such file or directory",
-        pattern="FileNotFoundError|No such file or directory",
+        hints="filenotfounderror|no such file or directory|parent directory|cannot be opened",
+        pattern=(
+            r"FileNotFoundError|No such file or directory|Parent directory \S+ does not "
+            r"exist|File \S+ cannot be opened"
+        ),
         source=ERRNO + ", ENOENT; the code or the data may be wrong",
-        matches=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
+        matches=(
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+            "RuntimeError: Parent directory /ckpt does not exist.",
+        ),
         misses=("no such files were needed",),
         weight=Weight.WEAK,
     ),
@@ -56,6 +80,7 @@ GENERAL_RULES = (
 )
 LOG_RULES: tuple[LogRule, ...] = (
     *SCHEDULER_RULES,
+    *RAY_RULES,
     *GPU_RULES,
     *COMMUNICATION_RULES,
     *HOST_RULES,
@@ -101,7 +126,27 @@ TRIGGERS = (
     b"read-only",
     b"wrong fs",
     b"sigterm",
+    b"access fault",
+    b"gpu reset",
+    b"(rev ff)",
+    b"has died",
+    b"marked dead",
+    b"exceeded",
+    b"finite",
+    b"finished",
+    b"complete",
+    b"training done",
+    b"train_runtime",
+    b"end time of",
+    b"`trainer.fit`",
+    b"what():",
+    b"uncorrectable",
+    b"nvrm",
 )
+NAN = re.compile(rb"nan\b(?! iterations)")
+"""A further trigger, for lower case. Megatron-LM writes the number of nan iterations at each step."""
+STEPS = tuple(re.compile(text) for text in (rb"loss[^\w\n]{1,4}(?:\d|nan)", rb"step[^\w\n]{1,9}\d", rb"it/s", rb"s/it"))
+"""What a line that reports a step of the training has, in lower case."""
 """Lower-case texts. Only a line with at least one of them is compared with the rules, which saves most of the time. A
 test checks that each example of each rule has one."""
 SHAPES_KEPT = 8192

@@ -51,24 +51,68 @@ CODE_RULES = (
         weight=Weight.DECISIVE,
     ),
     LogRule(
-        "nan-value",
+        "nan-before-communication",
         FaultClass.NAN,
         Owner.UNKNOWN,
-        hints="nan|inf|non-finite|nonfinite",
+        hints="before data-parallel communication|in local grad norm|local grad",
         pattern=(
-            r"(?:found|encountered|detected|got) (?:a )?(?:NaN|nan|Inf|inf)(?:/Inf)?\b.*(?:loss|grad|norm|tensor|local"
-            r"|output|input)|loss (?:is|became|was|=) ?:?(?:nan|NaN|inf)\b|non-?finite (?:loss|grad|norm)"
-            r"|norm .* is non-finite|returned nan values in its \d+th output|Rerun.*unexpected result nan"
+            "(?:NaN|Inf|inf|nan) in local grad(?:ient)?(?: norm)?|local grad(?:ient)?s? (?:norm )?(?:is|are|contains?)"
+            " (?:NaN|Inf|not finite)|before data-parallel communication collective"
         ),
-        source="Megatron-LM, torch: clip_grad_norm_, anomaly mode",
+        source="Megatron-LM: the gradients of one rank were not finite before they were added to those of others",
         matches=(
             "AssertionError: Rank 3: found NaN in local grad norm for bucket #0 in backward pass before "
             "data-parallel communication collective",
+            "AssertionError: Rank 11: found NaN in local grad norm in backwards pass. Device: 3, node: m7",
+        ),
+        misses=("ValueError: loss is nan at step 12, stopping", "the local grad norm is 2.1"),
+    ),
+    LogRule(
+        "nan-value",
+        FaultClass.NAN,
+        Owner.UNKNOWN,
+        hints="nan|inf|finite|minimum loss scale|scale already at minimum",
+        pattern=(
+            r"(?:found|encountered|detected|got|contains) (?:an? "
+            r")?(?:NaNs?|Infs?)(?:/Infs?)?\b.*(?:loss|grad|norm|tensor"
+            r"|output|input)|\bloss\b.{0,40} (?:is|became|was|=) ?:?(?:nan|NaN|inf)\b|non-?finite (?:loss|grad|norm)"
+            r"|norm .* is non-finite|returned nan values in its \d+th output|Rerun.*unexpected result nan"
+            r"|Unexpected result nan on rank|\bNaNs? (?:values? )?(?:was |were |is )?(?:detected|found|encountered)"
+            r"|\b(?:nan|NaN) (?:loss|gradients?|values?) (?:detected|found|encountered|in)\b|loss contains a NaN"
+            r"|(?:loss|metric) \S* ?= nan is not finite|Monitored metric .* is not finite|parameters in `\S+`.*nan"
+            "|loss scale already at minimum|Minimum loss scale reached|invalid value \\(nan\\) encountered"
+        ),
+        source=(
+            "Megatron-LM, torch: clip_grad_norm_, anomaly mode; Lightning, Hugging Face, "
+            "Composer, DeepSpeed, fairseq, jax"
+        ),
+        matches=(
             "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot "
             "be clipped",
             "RuntimeError: Function 'LogBackward0' returned nan values in its 0th output.",
             "ValueError: loss is nan at step 12, stopping",
+            "ValueError: The loss returned in `training_step` is nan.",
+            "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+            "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.",
+            "Monitored metric train_loss = nan is not finite. Previous best value was 0.31. Signaling Trainer to stop.",
+            "FATAL: loss is NaN, exiting",
+            "NaN detected in loss, aborting.",
         ),
-        misses=("number of nan iterations: 0", "information was found"),
+        misses=("number of nan iterations: 0", "information was found", "the loss is finite", "NaN checks are on"),
+    ),
+    LogRule(
+        "nan-in-metrics",
+        FaultClass.NAN,
+        Owner.UNKNOWN,
+        hints="nan",
+        pattern=r"(?:loss|norm)['\"]?\s*[:=|]?\s*['\"]?nan\b",
+        source="the metrics of a step, as Megatron-LM, Hugging Face and many scripts print them",
+        matches=(
+            "Epoch 2 | step 4100 | loss nan | lr 3.0e-04",
+            "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.3}",
+            " iteration 5426/250000 | loss scale: 1.0 | grad norm: nan | number of skipped iterations:   0 |",
+        ),
+        misses=("| grad norm: 0.741 | number of nan iterations:   0 |", "loss: nanoseconds"),
+        weight=Weight.WEAK,
     ),
 )

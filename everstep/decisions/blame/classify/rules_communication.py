@@ -15,7 +15,10 @@ COMMUNICATION_RULES = (
         FaultClass.NCCL_ERROR,
         Owner.CODE,
         hints="ncclinvalid|duplicate gpu detected|invalid usage|invalid argument",
-        pattern="ncclInvalid(?:Usage|Argument)|Duplicate GPU detected|NCCL error.*(?:invalid usage|invalid argument)",
+        pattern=(
+            "ncclInvalid(?:Usage|Argument)|Duplicate GPU detected|NCCL "
+            "(?:error|operation).*(?:invalid usage|invalid argument)"
+        ),
         source=NCCL,
         matches=(
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
@@ -43,6 +46,39 @@ COMMUNICATION_RULES = (
             "mlx5_core 0000:0c:00.0: Port module event[error]: module 0, Cable error, Cable unplugged",
         ),
         misses=("NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "mlx5_cmd_out_err: ACCESS_REG failed"),
+    ),
+    LogRule(
+        "efa-request-failed",
+        FaultClass.INFINIBAND,
+        Owner.NETWORK,
+        hints="net/ofi|efa:cq|efa_",
+        pattern=(
+            r"NET/OFI .*(?:[Rr]equest \S+ completed with error|completed with error\. RC)|efa:cq:\w*_?handle_error"
+            r"|efa:cq:.*<warn> err: \d+"
+        ),
+        source="aws-ofi-nccl: nccl_ofi_rdma.cpp, nccl_net_ofi; libfabric: prov/efa",
+        matches=(
+            "m2:470:611 [3] ofi_process_cq:1033 NCCL WARN NET/OFI Request 0x7f22c40018d8 completed with error. RC: 21. "
+            "Error: unknown error.",
+            "libfabric:451707:1708520807::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Invalid address",
+        ),
+        misses=(
+            "NCCL INFO NET/OFI Selected Provider is efa",
+            "libfabric:462:1673041636:efa:core:rxr_info_to_rxr():506<warn> FI_HMEM capability requires RDMA",
+        ),
+    ),
+    LogRule(
+        "ucx-transport-failed",
+        FaultClass.INFINIBAND,
+        Owner.NETWORK,
+        hints="retry count exceeded|retry counter exceeded|remote operation error",
+        pattern=r"[Tt]ransport retry count(?:er)? exceeded|ib_mlx5_log\.c:\d+ .*(?:Remote|Local) \w+ error",
+        source="UCX: ib_mlx5_log.c",
+        matches=(
+            "[n7:2330856:0:2330856] ib_mlx5_log.c:177  Transport retry count exceeded on "
+            "mlx5_0:1/IB (synd 0x15 vend 0x81)",
+        ),
+        misses=("the retry count is 7",),
     ),
     LogRule(
         "link-down",
@@ -80,6 +116,7 @@ COMMUNICATION_RULES = (
         pattern=(
             r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out"
             "|Timeout at NCCL work|Received a dump signal due to a collective timeout"
+            "|ProcessGroupNCCL's watchdog got stuck|failure detected by watchdog|due to ProcessGroupNCCL watchdog hang"
             "|first PG on this rank that detected|HeartbeatMonitor.*(?:terminating|timed out|unable to)"
             "|[Hh]eartbeat monitor timed out|detected by watchdog at work|watchdog thread terminated with exception"
         ),
@@ -98,10 +135,11 @@ COMMUNICATION_RULES = (
         "nccl-abort-by-watchdog",
         FaultClass.HANG,
         Owner.UNKNOWN,
-        hints="taking the entire process down|to avoid data inconsistency|c10::dist",
+        hints="taking the entire process down|to avoid data inconsistency|c10::dist|failed or timed out",
         pattern=(
             "[Tt]o avoid data inconsistency, we are taking the entire process down|taking the entire process down"
-            r"|terminate called after throwing an instance of 'c10::Dist\w*Error'"
+            r"|terminate called after throwing an instance of 'c10::Dist\w*Error'|NCCL "
+            r"operations have failed or timed out"
         ),
         source=TORCH + ", ProcessGroupNCCL",
         matches=(
@@ -109,6 +147,54 @@ COMMUNICATION_RULES = (
             "entire process down.",
         ),
         misses=("taking the process down the list",),
+        role=Role.WAIT,
+    ),
+    LogRule(
+        "jax-peer-lost",
+        FaultClass.CONNECTION_LOST,
+        Owner.UNKNOWN,
+        hints="heartbeat|coordination|jax distributed service|coordinator detected",
+        pattern=(
+            r"Task \S+ heartbeat timeout|coordinator detected missing heartbeats|JAX distributed service detected fatal"
+            r"|(?:coordination service|CoordinationService).*(?:UNAVAILABLE|connection|disconnect)"
+            r"|Failed to send RPC to coordination service|another task died"
+        ),
+        source="XLA: tsl/distributed_runtime/coordination, pjrt/distributed/client.h",
+        matches=(
+            "E coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR in coordination "
+            "service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout.",
+            "F client.h:77] Terminating process because the JAX distributed service detected fatal errors.",
+        ),
+        misses=("I coordination_service.cc:553] /job:worker/replica:0/task:1 has connected to coordination service.",),
+        role=Role.LOSS,
+    ),
+    LogRule(
+        "jax-barrier-timeout",
+        FaultClass.HANG,
+        Owner.UNKNOWN,
+        hints="barrier timed out|deadline_exceeded",
+        pattern=(
+            r"DEADLINE_EXCEEDED: (?:Barrier timed out|GetKeyValue\(\) timed out)|Barrier "
+            r"timed out\. (?:Id|Barrier)"
+        ),
+        source="XLA: tsl/distributed_runtime/coordination",
+        matches=(
+            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: "
+            "orbax_save_30. This usually "
+            "happens because a task triggered the barrier unexpectedly early",
+        ),
+        misses=("google.api_core.exceptions.DeadlineExceeded: 504 Deadline Exceeded",),
+        role=Role.WAIT,
+    ),
+    LogRule(
+        "hccl-timeout",
+        FaultClass.HANG,
+        Owner.UNKNOWN,
+        hints="hccl",
+        pattern=r"hccl.*\btime ?out (?:occurred|of)|HCCL.*\b(?:timeout|timed out)",
+        source="Ascend: HCCL",
+        matches=("EI9999: The error from device(chipId:0), hccl fftsplus task timeout occurred during task execution",),
+        misses=("HCCL_EXEC_TIMEOUT=1800",),
         role=Role.WAIT,
     ),
     LogRule(
@@ -157,10 +243,12 @@ COMMUNICATION_RULES = (
         "peer-unreachable",
         FaultClass.CONNECTION_LOST,
         Owner.NETWORK,
-        hints="connection timed out|no route to host|network is unreachable|connect: |is not reached: ",
+        hints=(
+            "connection timed out|no route to host|network is unreachable|connection abort|connect: |is not reached: "
+        ),
         pattern=(
-            "(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start"
-            "|Poll)Connect).*(?:Connection timed out|No route to host|Network is unreachable)"
+            "(?:gloo|TCPStore|Dist(?:Network|Store|Backend)Error|NCCL|socket(?:Start|Poll)Connect)"
+            ".*(?:Connection timed out|No route to host|Network is unreachable|Software caused connection abort)"
             r"|gloo/transport/tcp/.*\bconnect: (?!Connection refused)"
             r"|the TCPStore at \S+, where all ranks meet, is not reached"
         ),
@@ -170,6 +258,8 @@ COMMUNICATION_RULES = (
             "vs -1. connect: Invalid argument",
             "RuntimeError: [../gloo/transport/tcp/pair.cc:553] recv: Connection timed out [10.99.0.13]:4711",
             "DistNetworkError: The client socket has failed to connect: No route to host",
+            "socketStartConnect: Connect to fe80::7e1e:52ff:fe3e:6d31%enP2<53171> failed : "
+            "Software caused connection abort",
             "ConnectionError: the TCPStore at m0:4711, where all ranks meet, is not reached: Invalid argument",
         ),
         misses=("OSError: No route to host: nfs-3",),
@@ -211,25 +301,27 @@ COMMUNICATION_RULES = (
             "NCCL version 2.19.3",
         ),
         misses=("unhandled error in the cuda sampler",),
+        vague=True,
     ),
     LogRule(
         "nccl-system-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
         hints="ncclsystemerror|unhandled system error",
-        pattern="ncclSystemError|NCCL error.*unhandled system error",
+        pattern="ncclSystemError|NCCL (?:error|operation).*unhandled system error",
         source=NCCL,
         matches=(
             "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
         ),
         misses=("SystemError: unhandled",),
+        vague=True,
     ),
     LogRule(
         "nccl-internal-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        hints="ncclinternalerror|nccl error|internal error",
-        pattern="ncclInternalError|NCCL error.*internal error",
+        hints="ncclinternalerror|internal error",
+        pattern="ncclInternalError|NCCL (?:error|operation).*internal error",
         source=NCCL,
         matches=(
             "ncclInternalError: Internal check failed.",
@@ -237,18 +329,20 @@ COMMUNICATION_RULES = (
             "version 2.18",
         ),
         misses=("HTTP 500 internal error",),
+        vague=True,
     ),
     LogRule(
         "nccl-error",
         FaultClass.NCCL_ERROR,
         Owner.UNKNOWN,
-        hints="nccl error|libnccl",
-        pattern="NCCL error in: |segfault at .* in libnccl",
+        hints="nccl error|nccl operation|libnccl",
+        pattern=r"NCCL error in: |NCCL operation .* failed: |segfault at .* in libnccl",
         source=NCCL,
         matches=(
             "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, something new",
             "python[4242]: segfault at 8 ip 00007f error 4 in libnccl.so.2[7f00+100000]",
         ),
         misses=("NCCL errors are printed with NCCL_DEBUG=WARN",),
+        vague=True,
     ),
 )

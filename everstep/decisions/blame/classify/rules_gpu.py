@@ -37,7 +37,7 @@ XID_RULES = (
         FaultClass.GPU_UNAVAILABLE,
         matches=("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",),
         misses=("NVRM: Xid (PCI:0000:05:00): 7, pid=79, name=python", "the courier has fallen off the bus"),
-        pattern="GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus",
+        pattern=r"GPU has fallen off the bus|NVIDIA GPU .*fallen off the bus|NVRM:\s+fallen off the bus",
         weight=Weight.DECISIVE,
     ),
     _xid(
@@ -87,6 +87,7 @@ XID_RULES = (
             "NVRM: Xid (PCI:0000:9b:00): 11, pid=119, name=python",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)",
             "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
+            "NVRM: Xid (PCI:0000:4c:00): 154, GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)",
         ),
         weight=Weight.DECISIVE,
     ),
@@ -166,6 +167,138 @@ XID_RULES = (
 GPU_RULES = (
     *XID_RULES,
     LogRule(
+        "pci-device-gone",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        hints="(rev ff)|rminitadapter|nv_err_gpu_is_lost|lost from the bus",
+        pattern=(
+            r"(?:3D|VGA|Display|Processing)\b.*(?:NVIDIA|AMD|ATI)\b.*\(rev ff\)|NVRM: .*RmInitAdapter failed"
+            "|NV_ERR_GPU_IS_LOST|GPU lost from the bus"
+        ),
+        source="lspci; NVIDIA's driver",
+        matches=(
+            "0000:b3:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev ff)",
+            "NVRM: GPU 0000:b3:00.0: RmInitAdapter failed! (0x26:0x56:1474)",
+            "NVRM: GPU0 GPU lost from the bus [NV_ERR_GPU_IS_LOST]",
+        ),
+        misses=("0000:b3:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "nvlink-fabric",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        hints="nvls.cc|fabric manager|fabricmanager|fabric-manager",
+        pattern=(
+            r"nvls\.cc:\d+ NCCL WARN Cuda failure (?:\d+ )?'(?!out of memory|device-side|an "
+            r"illegal memory|uncorrectable"
+            r"|operation not (?:permitted|supported))|nvidia-fabricmanager\S*: .*(?:failed|Failed|fatal|aborting)"
+            r"|[Ff]abric ?[Mm]anager (?:is not running|is not (?:yet )?(?:ready|initialized)|failed|exited|was stopped)"
+        ),
+        source="NCCL: transport/nvls.cc; NVIDIA: fabric manager",
+        matches=(
+            "n1:98:141 [2] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
+            "n1:97 [1] transport/nvls.cc:223 NCCL WARN Cuda failure 999 'unknown error'",
+            "nvidia-fabricmanager[812]: failed to configure all the available GPUs or NVSwitches",
+        ),
+        misses=(
+            "n1:98:141 [2] NCCL INFO NVLS multicast support is available on dev 2",
+            "n1:98:141 [2] transport/nvls.cc:244 NCCL WARN Cuda failure 2 'out of memory'",
+            "n1:98:141 [2] transport/nvls.cc:244 NCCL WARN Cuda failure 800 'operation not permitted'",
+            "fabric manager is running",
+        ),
+    ),
+    LogRule(
+        "rocm-memory-access-fault",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        hints="memory access fault by gpu",
+        pattern="Memory access fault by GPU",
+        source="ROCm: ROCR-Runtime; a kernel, the driver or the GPU may cause it",
+        matches=(
+            "Memory access fault by GPU node-3 (Agent handle: 0x5a5c587a51c0) on address 0x709843600000. Reason: "
+            "Write access to a read-only page.",
+        ),
+        misses=("memory access faults: 0",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "rocm-gpu-hang",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.UNKNOWN,
+        hints="hw exception by gpu|gpu hang|gpu reset",
+        pattern=r"HW Exception by GPU|amdgpu\b.*: GPU reset (?:begin|\(\d+\) failed)",
+        source="ROCm: ROCR-Runtime; Linux: amdgpu; a kernel, the driver or the GPU may cause it",
+        matches=(
+            "HW Exception by GPU node-9 (Agent handle: 0x631351bb5a20) reason :GPU Hang",
+            "amdgpu 0000:3d:00.0: amdgpu: GPU reset begin!",
+        ),
+        misses=("exceptions of the hw: 0",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "rocm-memory-error",
+        FaultClass.GPU_MEMORY,
+        Owner.MACHINE,
+        hints="uncorrectable hardware error|hiperroreccnotcorrectable",
+        pattern=r"amdgpu\b.*\b[1-9]\d* (?:new )?uncorrectable hardware errors detected|hipErrorECCNotCorrectable",
+        source="Linux: amdgpu_ras.c; HIP: hipError_t",
+        matches=("amdgpu 0000:3d:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block",),
+        misses=("amdgpu 0000:3d:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "rocm-runtime-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        hints="hsa_status_error|rocblas_status|miopenstatus",
+        pattern=r"HSA_STATUS_ERROR\w*|rocblas_status_(?:internal|memory|check)\w*|miopenStatus(?!Success)\w+",
+        source="ROCm: hsa_status_t, rocBLAS, MIOpen",
+        matches=(
+            ":0:rocdevice.cpp :2982: 4061 us: Callback: Queue 0x7f aborting with error : "
+            "HSA_STATUS_ERROR_EXCEPTION: An "
+            "HSAIL operation resulted in a hardware exception. code: 0x1016",
+            "RuntimeError: miopenStatusUnknownError",
+        ),
+        misses=("HSA_STATUS_SUCCESS",),
+    ),
+    LogRule(
+        "neuron-hardware-error",
+        FaultClass.GPU_UNAVAILABLE,
+        Owner.MACHINE,
+        hints="nrt_exec_hw_err|nrt_hw_err",
+        pattern=r"NRT_(?:EXEC_)?HW_ERR_\w+",
+        source="AWS Neuron runtime: nrt_status.h",
+        matches=("ERROR  NRT:nrt_infodump  Failure: NRT_EXEC_HW_ERR_HBM_UE in nrt_execute()",),
+        misses=("NRT_SUCCESS",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "neuron-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        hints="nrt",
+        pattern=r"Nrt::\w+ failed|\bnrt_(?:load|execute|init)\S* status=[1-9]|Failure: NRT_\w+ in nrt_",
+        source="AWS Neuron runtime",
+        matches=(
+            "(0) INTERNAL: Nrt::Load failed on NeuronCores 0-0(2): nrt_load status=1, error "
+            'message="Non specific failure".',
+        ),
+        misses=("NRT version: 2.20.22.0",),
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "npu-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        hints="npu error|acl api failed",
+        pattern="NPU error, error code is |call acl api failed",
+        source="Ascend: torch_npu",
+        matches=("RuntimeError: npuSynchronizeDevice:NPUStream.cpp:363 NPU error, error code is 107020",),
+        misses=("NPU errors: 0",),
+        vague=True,
+    ),
+    LogRule(
         "nvml-gpu-lost",
         FaultClass.GPU_UNAVAILABLE,
         Owner.MACHINE,
@@ -182,7 +315,6 @@ GPU_RULES = (
             "pynvml.NVMLError_GpuIsLost: GPU is lost",
         ),
         misses=("nvml initialized, 8 GPUs", "INFO no devices were found in the cache"),
-        weight=Weight.DECISIVE,
     ),
     LogRule(
         "cuda-ecc",
@@ -215,7 +347,8 @@ GPU_RULES = (
             r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected"
             "|CUDA unknown error|CUDA driver initialization failed|Found no NVIDIA driver"
             "|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
-            "|CUDA error: system not yet initialized|cudaErrorSystemNotReady|CUDA error: unknown error"
+            "|CUDA error: system not yet initialized|Cuda failure (?:802 )?'system not "
+            "yet|cudaErrorSystemNotReady|CUDA error: unknown error"
             "|No CUDA GPUs are available|requires at least one CUDA device|no GPUs found"
             "|CUDA error: hardware stack error|Error 80[234]: .*(?:system not yet initialized|driver)"
         ),
@@ -232,14 +365,20 @@ GPU_RULES = (
         "cuda-not-compiled",
         FaultClass.DEPENDENCY,
         Owner.CODE,
-        hints="not compiled with cuda|no kernel image|compiled with cuda enabled",
-        pattern="Torch not compiled with CUDA enabled|no kernel image is available for execution",
+        hints=(
+            "not compiled with cuda|no kernel image|compiled with cuda enabled|cuda capability|invalid device function"
+        ),
+        pattern=(
+            "Torch not compiled with CUDA enabled|no kernel image is available for execution"
+            r"|CUDA capability \S+ is not compatible with|HIP error: invalid device function"
+        ),
         source="torch, CUDA runtime",
         matches=(
             "AssertionError: Torch not compiled with CUDA enabled",
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "RuntimeError: CUDA capability sm_90 is not compatible with this build",
         ),
-        misses=("compiled with cuda 13.2",),
+        misses=("compiled with cuda 13.2", "CUDA capability sm_90 is supported"),
     ),
     LogRule(
         "gpu-out-of-memory",
@@ -276,6 +415,19 @@ GPU_RULES = (
             "the host is out of memory; the CUDA error came later",
             "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         ),
+    ),
+    LogRule(
+        "nan-checked-before-communication",
+        FaultClass.NAN,
+        Owner.UNKNOWN,
+        hints="nancheck|checkfornan",
+        pattern=r"NanCheck\.cu:\d+|checkForNaN.*Assertion",
+        source="torch.distributed, TORCH_NCCL_NAN_CHECK: a value of this rank was not finite before it was sent",
+        matches=(
+            "/pytorch/torch/csrc/distributed/c10d/NanCheck.cu:185: checkForNaN: block: [0,0,0], thread: [21,0,0] "
+            "Assertion `!isnan(val)` failed.",
+        ),
+        misses=("Indexing.cu:1553: operator(): block: [7,0,0], thread: [32,0,0] Assertion `i < n` failed.",),
     ),
     LogRule(
         "cuda-device-side-assert",
@@ -364,13 +516,28 @@ GPU_RULES = (
         misses=("re-initialize CUDA graphs",),
     ),
     LogRule(
+        "xla-internal-error",
+        FaultClass.CUDA_ERROR,
+        Owner.UNKNOWN,
+        hints="internal: ",
+        pattern=r"\b(?:Xla)?RuntimeError: INTERNAL: ",
+        source="XLA: absl::StatusCode::kInternal; a further line may name the cause",
+        matches=("jaxlib.xla_extension.XlaRuntimeError: INTERNAL: Failed to execute XLA Runtime executable",),
+        misses=("jaxlib.xla_extension.XlaRuntimeError: INVALID_ARGUMENT: Argument shapes differ",),
+        vague=True,
+    ),
+    LogRule(
         "cuda-error",
         FaultClass.CUDA_ERROR,
         Owner.UNKNOWN,
-        hints="cuda error|cuda failure|cuda_error_|cuda driver error",
-        pattern=r"CUDA error: |Cuda failure |\bCUDA_ERROR_[A-Z_]+|CUDA driver error: ",
+        hints="cuda error|cuda failure|cuda_error_|cuda driver error|hip error|hiperror|hip failure",
+        pattern=(
+            r"(?:CUDA|HIP) error: |(?:Cuda|HIP) failure:? |\bCUDA_ERROR_[A-Z_]+|CUDA driver "
+            r"error: |\bhipError[A-Z]\w+"
+        ),
         source=CUDA,
         matches=("RuntimeError: CUDA error: invalid configuration argument", "NCCL WARN Cuda failure 'unknown error'"),
         misses=("CUDA errors are reported late", "no cuda errors"),
+        vague=True,
     ),
 )

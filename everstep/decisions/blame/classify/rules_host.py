@@ -125,13 +125,14 @@ HOST_RULES = (
         ),
         pattern=(
             r"Too many open files|file-max limit \d+ reached|can't start new thread|pthread_create failed|(?:fork"
-            r"|clone).*Resource temporarily unavailable|BlockingIOError: \[Errno 11\]"
+            r"|clone|\bthread:).*Resource temporarily unavailable|BlockingIOError: \[Errno 11\]"
         ),
         source="Linux: EMFILE, ENFILE, EAGAIN at fork; Python threads",
         matches=(
             "OSError: [Errno 24] Too many open files: '/data/shard-7'",
             "RuntimeError: can't start new thread",
             "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            "what():  thread: Resource temporarily unavailable [system:11]",
         ),
         misses=("open files: 512",),
     ),

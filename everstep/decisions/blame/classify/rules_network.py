@@ -41,29 +41,52 @@ NETWORK_RULES = (
         misses=("addresses in use: 3",),
     ),
     LogRule(
+        "external-service-refused",
+        FaultClass.EXTERNAL_SERVICE,
+        Owner.CODE,
+        hints="client error|gatedrepo|notfounderror",
+        pattern=(
+            r"\b4(?:0[0134567]|1\d|22) Client Error|GatedRepoError|(?<!Local)(?<!Module)\b(?:Repository|Revision|Entry)"
+            "NotFoundError"
+        ),
+        source="requests, huggingface_hub: the service answers that the request is wrong",
+        matches=(
+            "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/models/a",
+            "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: Root=1)",
+        ),
+        misses=(
+            "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api",
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co",
+            "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to "
+            "locate the file on the Hub",
+        ),
+    ),
+    LogRule(
         "external-service",
         FaultClass.EXTERNAL_SERVICE,
-        Owner.NETWORK,
+        Owner.EXTERNAL,
         hints=(
             "httpsconnectionpool|httpconnectionpool|max retries exceeded|hfhub|localentrynotfound|wandb|urlopen error"
             "|http error|server error|client error|too many requests|newconnectionerror|couldn't connect to"
             "|we couldn't connect|bad gateway|service unavailable|connecterror|remotedisconnected|http code"
-            "|returned error"
+            "|returned error|aiohttp"
         ),
         pattern=(
             r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
             r"|HfHubHTTPError|OfflineModeIsEnabled|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)"
             r"|CommError|<urlopen error|HTTP Error (?:5\d\d|429)|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server"
             "|Client) Error|NewConnectionError|(?:502 Bad Gateway|503 Service Unavailable|429 Too Many Requests)"
+            r"|aiohttp\S*\.(?:Server(?:Disconnected|Timeout)|ClientPayload|ClientConnector|ClientOS)Error"
             r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d"
             "|429)"
         ),
-        source="requests, urllib3, urllib, httpx, huggingface_hub, wandb, curl",
+        source="requests, urllib3, urllib, httpx, aiohttp, huggingface_hub, wandb, curl",
         matches=(
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
             "exceeded",
             "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
             "urllib.error.HTTPError: HTTP Error 503: Busy",
+            "HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api/models/a/commit/main",
             "wandb: Network error (ConnectionError), entering retry loop.",
         ),
         misses=("wandb: Run data is saved locally", "http errors: 0"),

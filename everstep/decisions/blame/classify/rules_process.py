@@ -5,6 +5,55 @@ from __future__ import annotations
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Role, Weight
 from everstep.model.finding import Owner
 
+RAY_RULES = (
+    LogRule(
+        "ray-node-died",
+        FaultClass.NODE_FAILED,
+        Owner.UNKNOWN,
+        hints="node has died|marked dead",
+        pattern=r"(?:died|is dead) because its node has died|node with (?:node id|client ID).* has been marked dead",
+        source="Ray; the node may have failed, lost its network, or been taken away",
+        matches=(
+            "The actor died because its node has died. Node Id: b157c93de9603b1458ae4bd22668b46a",
+            "The node with node id: 8f205b12643d and ip: 10.128.0.47 has been marked dead because the detector has "
+            "missed too many heartbeats from it.",
+        ),
+        misses=("the node is marked as idle",),
+        role=Role.END,
+        weight=Weight.DECISIVE,
+    ),
+    LogRule(
+        "ray-worker-died",
+        FaultClass.CRASHED,
+        Owner.UNKNOWN,
+        hints="worker exit type|worker died or was killed|worker process has died|crashed unexpectedly",
+        pattern=(
+            "worker process has died|[Ww]orker (?:died or was killed|exit type: SYSTEM_ERROR)|Worker unexpectedly exits"
+            "|WorkerCrashedError: The worker died unexpectedly"
+        ),
+        source="Ray; the line lists possible reasons, and does not show which it was",
+        matches=(
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+            "Worker unexpectedly exits with a connection error code 2. End of file. There are "
+            "some potential root causes. "
+            "(1) The process is killed by SIGKILL by OOM killer due to high memory usage.",
+        ),
+        misses=("the worker exits as it should",),
+        role=Role.END,
+    ),
+    LogRule(
+        "ray-actor-died",
+        FaultClass.CRASHED,
+        Owner.UNKNOWN,
+        hints="actordiederror|rayactorerror|actor died unexpectedly",
+        pattern="ActorDiedError|RayActorError|[Aa]ctor died unexpectedly",
+        source="Ray; the reason is in a further line of the message",
+        matches=("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",),
+        misses=("the actor died in the film",),
+        role=Role.END,
+        vague=True,
+    ),
+)
 PROCESS_RULES = (
     LogRule(
         "fatal-python-error",
@@ -12,12 +61,12 @@ PROCESS_RULES = (
         Owner.UNKNOWN,
         hints=(
             "fatal python error|segmentation fault|segfault at|illegal instruction|bus error|sigsegv|sigbus|sigill"
-            "|sigfpe|stack smashing|double free|corrupted size|floating point exception"
+            "|sigfpe|exitcode: -|stack smashing|double free|corrupted size|floating point exception"
         ),
         pattern=(
             "Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating)|Segmentation fault"
-            r"|segfault at [0-9a-f]+|traps: .* trap|Illegal instruction|Bus error|SIG(?:SEGV|BUS|ILL|FPE)\b"
-            "|stack smashing detected|double free or corruption|Floating point exception"
+            r"|segfault at [0-9a-f]+|traps: .* trap|Illegal instruction|(?<!PCIe )Bus error|SIG(?:SEGV|BUS|ILL|FPE)\b"
+            r"|\(exitcode: -(?:4|7|8|11)\)|stack smashing detected|double free or corruption|Floating point exception"
         ),
         source="Linux shells and kernel; Python's faulthandler; torchrun",
         matches=(
@@ -25,8 +74,13 @@ PROCESS_RULES = (
             "bash: line 1:  4242 Segmentation fault      (core dumped) python train.py",
             "  traceback : Signal 11 (SIGSEGV) received by PID 4242",
             "srun: error: node7: task 3: Bus error (core dumped)",
+            "E1121 08:41:02 api.py:833] failed (exitcode: -8) local_rank: 0 (pid: 69053) of "
+            "binary: /opt/env/bin/python",
         ),
-        misses=("segmentation model: fault tolerant",),
+        misses=(
+            "segmentation model: fault tolerant",
+            "pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
+        ),
         role=Role.END,
     ),
     LogRule(
@@ -64,19 +118,30 @@ PROCESS_RULES = (
         role=Role.END,
     ),
     LogRule(
+        "uncaught-cpp-exception",
+        FaultClass.CRASHED,
+        Owner.UNKNOWN,
+        hints="terminate called",
+        pattern="terminate called (?:after throwing|without an active|recursively)",
+        source="C++ runtime; the message of the exception is in the next line, after what()",
+        matches=(
+            "terminate called after throwing an instance of 'c10::Error'",
+            "terminate called after throwing an instance of 'std::runtime_error'",
+        ),
+        misses=("terminate called twice",),
+        role=Role.END,
+    ),
+    LogRule(
         "sigabrt",
         FaultClass.CRASHED,
         Owner.UNKNOWN,
-        hints="terminate called|sigabrt|aborted|fatal python error: aborted",
+        hints="sigabrt|aborted|exitcode: -6|fatal python error: aborted",
         pattern=(
-            r"terminate called (?:after throwing|without an active)|SIGABRT|^\S*\s*Aborted(?:\s|$)"
+            r"SIGABRT|\(exitcode: -6\)|^\S*\s*Aborted(?:\s|$)"
             r"|: Aborted \(core dumped\)|Fatal Python error: Aborted"
         ),
         source="C++ runtime; torchrun",
-        matches=(
-            "terminate called after throwing an instance of 'c10::Error'",
-            "  traceback : Signal 6 (SIGABRT) received by PID 42",
-        ),
+        matches=("  traceback : Signal 6 (SIGABRT) received by PID 42", "Fatal Python error: Aborted"),
         misses=("the user aborted the dialog",),
         role=Role.END,
     ),

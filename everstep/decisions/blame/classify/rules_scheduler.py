@@ -33,16 +33,21 @@ SCHEDULER_RULES = (
         hints="due to preemption|preempt|spot|interruption notice|instance-action",
         pattern=(
             r"DUE TO PREEMPTION|\bPreempted by\b|Preempted in order to admit|reason:?\s+Preempt(?:ed|ing)\b"
+            r"|\bjob (?:is|was|has been) preempted|node was preempted|requeued due to preemption|JobState=PREEMPTED"
+            r"|node drain for spot|\bPREEMPTED\s+\d+:\d+\s*$"
             r"|[Pp]reemption [Nn]otice|spot (?:instance )?interruption|[Ss]tate[:=]\s*PREEMPTED|instance (?:was"
             "|is being) preempted|PreemptionByScheduler"
         ),
-        source=SLURM + "; " + KUBERNETES + "; clouds",
+        source=SLURM + "; " + KUBERNETES + "; clouds; submitit; Ray",
         matches=(
             "slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 DUE TO PREEMPTION ***",
             "Normal  Preempted  default-scheduler  Preempted by pod 1b2c on node node7",
             "EC2 spot instance interruption notice received, 120 s left",
+            "\tthe actor's node was preempted: node drain for spot reclaim",
+            "submitit WARNING - Caught signal SIGUSR2 on node7: this job is preempted.",
+            "4242.batch  batch  team  64  PREEMPTED  0:0",
         ),
-        misses=("preemption is off", "spot price 3"),
+        misses=("preemption is off", "spot price 3", "the task handles PREEMPTED states well: yes", "preempted 0 jobs"),
         weight=Weight.DECISIVE,
     ),
     LogRule(
@@ -68,14 +73,15 @@ SCHEDULER_RULES = (
         "evicted",
         FaultClass.EVICTED,
         Owner.SCHEDULER,
-        hints="evicted|evicting|low on resource|exceeded its local ephemeral",
+        hints="evicted|evicting|low on resource|ephemeral local storage|had condition|node shutdown|is shutting down",
         pattern=(
             r"(?-i:\bEvicted\b)|[Tt]he node was low on resource|Pod ephemeral local storage usage exceeds"
-            r"|The node had condition: \["
+            r"|The node had condition: \[|in response to imminent node shutdown|rejected as the node is shutting down"
         ),
         source=KUBERNETES,
         matches=(
             "Warning  Evicted  kubelet  The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi",
+            "Message:      Pod was terminated in response to imminent node shutdown.",
         ),
         misses=("evicting 3 keys from the cache", "cache: evicted 3 entries"),
         weight=Weight.DECISIVE,
@@ -110,10 +116,10 @@ SCHEDULER_RULES = (
         FaultClass.CANCELLED,
         Owner.SCHEDULER,
         hints="cancelled at|cancelled by|force terminated job|job cancelled",
-        pattern=r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job",
+        pattern=r"CANCELLED AT \d|CANCELLED by \d+|[Ff]orce [Tt]erminated job(?! step)",
         source=SLURM + "; the line does not show who cancelled the job",
         matches=("slurmstepd: error: *** STEP 4242.0 ON node7 CANCELLED AT 2026-11-21T07:36:56 ***",),
-        misses=("the meeting was cancelled at noon",),
+        misses=("the meeting was cancelled at noon", "srun: Force Terminated job step 2594.1"),
         weight=Weight.DECISIVE,
     ),
 )

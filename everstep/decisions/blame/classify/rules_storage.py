@@ -30,6 +30,16 @@ STORAGE_RULES = (
         misses=("no space left of the sign",),
     ),
     LogRule(
+        "file-replaced",
+        FaultClass.MOUNT,
+        Owner.UNKNOWN,
+        hints="stale file handle",
+        pattern=r"Stale file handle: '[^']*(?:/\.?cache/|/tmp|\.lock|\.arrow|\.incomplete)",
+        source=ERRNO + ", ESTALE of a file of a cache: another process replaced it, or the server lost it",
+        matches=("OSError: [Errno 116] Stale file handle: '/shared/cache/datasets/json/cache-21.arrow'",),
+        misses=("OSError: [Errno 116] Stale file handle: '/mnt/data/shard'",),
+    ),
+    LogRule(
         "mount-stale",
         FaultClass.MOUNT,
         Owner.STORAGE,
@@ -57,33 +67,82 @@ STORAGE_RULES = (
         "disk-read-only",
         FaultClass.DISK_FAULT,
         Owner.MACHINE,
-        hints="read-only file system|remounting filesystem read-only|errno 30",
-        pattern="Remounting filesystem read-only|Read-only file system",
-        source=ERRNO + ", EROFS; " + KERNEL,
-        matches=(
-            "EXT4-fs (nvme0n1p1): Remounting filesystem read-only",
-            "OSError: [Errno 30] Read-only file system: '/scratch/x'",
-        ),
+        hints="remounting filesystem read-only",
+        pattern="Remounting filesystem read-only",
+        source=KERNEL,
+        matches=("EXT4-fs (nvme0n1p1): Remounting filesystem read-only",),
+        misses=("mounted read-only by wish", "OSError: [Errno 30] Read-only file system: '/scratch/x'"),
+    ),
+    LogRule(
+        "read-only-file-system",
+        FaultClass.DISK_FAULT,
+        Owner.UNKNOWN,
+        hints="read-only file system|errno 30",
+        pattern=r"Read-only file system|\[Errno 30\]",
+        source=ERRNO + ", EROFS: a disk with errors, a mount option or the image of a container",
+        matches=("OSError: [Errno 30] Read-only file system: '/scratch/x'",),
         misses=("mounted read-only by wish",),
+    ),
+    LogRule(
+        "remote-io-error",
+        FaultClass.REMOTE_STORAGE,
+        Owner.STORAGE,
+        hints="input/output error|errno 5]",
+        pattern=(
+            r"Input/output error: "
+            r"b?['\"]?(?:/[^'\"]*?)?/[^'\"/]*(?:nfs|lustre|gpfs|beegfs|weka|ceph|efs|fsx|vast|gcs|juicefs"
+            r"|s3|fuse|shared|pfs|hdfs|gdrive|content/drive)"
+        ),
+        source=ERRNO + ", EIO, of a path that names a file system that machines share",
+        matches=(
+            "OSError: [Errno 5] Input/output error: '/mnt/nfs/data.bin'",
+            "OSError: [Errno 5] Input/output error: '/fsx/ckpt/iter_30/mp_rank_00.pt'",
+        ),
+        misses=(
+            "OSError: [Errno 5] Input/output error: '/scratch/shard-3'",
+            "Buffer I/O error on dev nvme0n1, logical block 1234, async page read",
+        ),
+    ),
+    LogRule(
+        "io-error",
+        FaultClass.DISK_FAULT,
+        Owner.UNKNOWN,
+        hints="input/output error|errno 5]",
+        pattern=r"\[Errno 5\] Input/output error|: Input/output error",
+        source=ERRNO + ", EIO: the text does not show whether a disk or a server failed",
+        matches=("OSError: [Errno 5] Input/output error: '/scratch/shard-3'",),
+        misses=("input/output errors: 0",),
+    ),
+    LogRule(
+        "checkpoint-write-failed",
+        FaultClass.REMOTE_STORAGE,
+        Owner.STORAGE,
+        hints="pytorchstreamwriter|unexpected pos|file write failed",
+        pattern=r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|: file write failed",
+        source="torch.save: a write to the file failed or was short",
+        matches=(
+            "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0",
+            "RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed",
+        ),
+        misses=("RuntimeError: PytorchStreamReader failed reading zip archive", "unexpected position of the cursor"),
+        vague=True,
     ),
     LogRule(
         "disk-io-error",
         FaultClass.DISK_FAULT,
         Owner.MACHINE,
-        hints="input/output error|i/o error|nvme|disk failure|failing i/o|beyond end of device",
+        hints="i/o error|nvme|disk failure|failing i/o|beyond end of device",
         pattern=(
-            r"\[Errno 5\] Input/output error|: Input/output error|Buffer I/O error on dev"
-            r"|blk_update_request: I/O error|nvme\w*: I/O .* timeout, reset controller"
+            r"Buffer I/O error on dev|blk_update_request: I/O error|nvme\w*: I/O .* timeout, reset controller"
             "|nvme .*: Disabling device after reset failure|Disk failure on |no available path - failing I/O"
             r"|I/O error,? (?:while writing superblock|dev \w+, sector)|attempt to access beyond end of device"
         ),
-        source=ERRNO + ", EIO; " + KERNEL,
+        source=KERNEL,
         matches=(
-            "OSError: [Errno 5] Input/output error: '/scratch/shard-3'",
             "Buffer I/O error on dev nvme0n1, logical block 1234, async page read",
             "nvme nvme0: I/O 7 QID 3 timeout, reset controller",
         ),
-        misses=("input/output errors: 0", "nvme0n1: 3.8 TB"),
+        misses=("OSError: [Errno 5] Input/output error: '/scratch/shard-3'", "nvme0n1: 3.8 TB"),
     ),
     LogRule(
         "remote-storage-denied",
@@ -111,7 +170,7 @@ STORAGE_RULES = (
         Owner.STORAGE,
         hints=(
             "botocore|slowdown|s3|hdfs|gcsfs|google.api_core|fsspec|webhdfs|dfsclient|namenode|datanode|blockmissing"
-            "|azure|aws error|could not connect to the endpoint"
+            "|azure|aws error|could not connect to the endpoint|fstimeouterror|(read)"
         ),
         pattern=(
             r"botocore\.\w*\.?(?:EndpointConnection|ConnectTimeout|ReadTimeout|ConnectionClosed|IncompleteRead"
@@ -120,19 +179,22 @@ STORAGE_RULES = (
             r"|error|Could not obtain block)|BlockMissingException|SafeModeException|gcsfs\.\w+\.HttpError"
             r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests"
             r"|DeadlineExceeded)|azure\.core\.exceptions\.(?:ServiceRe|Http)\w+Error|AWS Error (?:NETWORK_CONNECTION"
-            "|SLOW_DOWN|INTERNAL_FAILURE|UNKNOWN)"
+            r"|SLOW_DOWN|INTERNAL_FAILURE|UNKNOWN)|\bFSTimeoutError\b"
+            r"|(?:gsutil|gcloud storage|aws s3|s3cmd|azcopy|hdfs dfs|rclone)\b.*\): exit [1-9]\d* \(read\)"
         ),
-        source="botocore, HDFS, Google Cloud, Azure, pyarrow",
+        source="botocore, HDFS, Google Cloud, Azure, pyarrow, fsspec, webdataset",
         matches=(
             "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "
             '"http://127.0.0.1:9/data"',
             "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation: "
             "reduce your rate",
             "org.apache.hadoop.hdfs.BlockMissingException: Could not obtain block: BP-1",
+            "fsspec.exceptions.FSTimeoutError: Caught FSTimeoutError in DataLoader worker process 1.",
+            "OSError: ((' gsutil cat gs://data/train/20.tar',), {'shell': True}): exit 1 (read) {'rank': -1}",
             "OSError: When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION during "
             "HeadObject operation",
         ),
-        misses=("s3 downloads: 12 files", "hdfs put done"),
+        misses=("s3 downloads: 12 files", "hdfs put done", "aws s3 cp: exit 0 (read)"),
     ),
     LogRule(
         "safe-checkpoint-damaged",

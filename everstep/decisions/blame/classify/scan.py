@@ -7,13 +7,20 @@ traceback it reads every line. What it keeps does not grow with the log.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from everstep.decisions.blame.classify.rule import Weight
-from everstep.decisions.blame.classify.rules import TRIGGERS, LineMatcher
-from everstep.decisions.blame.classify.streams import LogHit, RaisedException, ScannedLog, StreamFindings
+from everstep.decisions.blame.classify.rules import NAN, STEPS, TRIGGERS, LineMatcher
+from everstep.decisions.blame.classify.streams import (
+    FinishedLine,
+    LogHit,
+    RaisedException,
+    ScannedLog,
+    StreamFindings,
+)
 from everstep.decisions.blame.classify.tracebacks import CHAINED, HEADER, exception_name
 
 SHOWN = 400
@@ -31,6 +38,7 @@ _PREFIX = re.compile(
     r"\[(?:[Rr]ank|default|trainer)[ :]?(?P<bracket>\d+)\]:?"  # torch's excepthook, torchrun
     r"|(?P<label>\d{1,6}): "  # srun --label, mpirun
     r"|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:"  # mpirun
+    r"|worker-\d+: "  # DeepSpeed over several nodes
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)"  # ray
     rf"|\[?{_STAMP}\]?(?= )"
     r") ?)+"
@@ -40,9 +48,22 @@ _RANK_OF_FILE = re.compile(
     r"(?:^|[/_.-])rank[_.-]?(\d+)(?=[^0-9]|$)|/attempt_\d+/(\d+)/std(?:err|out)\.log$", re.IGNORECASE
 )
 _MILD = re.compile(
-    r"(?<!NCCL )(?<!=)\b(?:WARN(?:ING)?(?! {2,}[A-Z])|INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: ", re.IGNORECASE
+    r"(?<!NCCL )(?<!=)\bWARN(?:ING)?(?! {2,}[A-Z])\b|(?<!=)\b(?:INFO|DEBUG|NOTICE)\b|^[WI]\d{4} |Warning: "
+    r"|severity=Corrected|\bCorrected error\b|^\s*wandb: |\b(?:nvidia-smi|rocm-smi|ibstat|numactl|lspci)\b.*: not found"
+    r"|\b(?:nvidia-smi|rocm-smi|ibstat|numactl|lspci): command not found",
+    re.IGNORECASE,
 )
-_RETRIED = re.compile(r"\b(?:retry|retrying|trying again)\b", re.IGNORECASE)
+_RETRIED = re.compile(
+    r"\b(?:retry(?! count)|retrying|trying again|fall(?:s|ing)? back|fallback|using internal "
+    r"implementation|ignoring|ignored"
+    r"|skipping|will be skipped|disabling)\b",
+    re.IGNORECASE,
+)
+_FINISHED = re.compile(
+    r"\b(?:training|train\.py|main|run|job|fit)\b.{0,20}\b(?:done|completed?|finished)\b(?! \d+(?:\.\d+)? ?%)"
+    r"|\bEnd time of running main\b|'train_runtime':|`Trainer\.fit` stopped: `max_\w+=|\bfinished training\b",
+    re.IGNORECASE,
+)
 
 
 def clean(line: str) -> str:
@@ -76,13 +97,14 @@ def _number_in(match: re.Match[str] | None) -> int | None:
 def is_survived(line: str) -> bool:
     """Return whether the program survived the event of a line: it is a mild message, or the operation is tried again.
 
-    The level "warning" proves nothing in lines of NCCL and of Kubernetes, which use it for fatal events too.
+    The level "warning" proves nothing in lines of NCCL and of Kubernetes, which use it for fatal events too. A tool
+    that only reports on the machine ends no training if it is missing.
     """
     return _MILD.search(line) is not None or is_retried(line)
 
 
 def is_retried(line: str) -> bool:
-    """Return whether a line reports that a failed operation is tried again."""
+    """Return whether a line reports that a failed operation is tried again, or that the program does without it."""
     return _RETRIED.search(line) is not None
 
 
@@ -125,8 +147,10 @@ MESSAGE_LINES = 12
 """Number of further lines of an exception's message that are read."""
 ORIGINAL = f"Original {HEADER}"
 """The line with which torch begins the traceback of another process within an exception's message."""
-VAGUE = {"nccl-system-error", "nccl-error", "nccl-internal-error", "nccl-cuda-error", "cuda-error"}
-"""Rules of exceptions whose message may name a clearer cause in a further line."""
+UNCAUGHT = "uncaught-cpp-exception"
+"""The rule of the line before the message of a C++ exception."""
+MESSAGE = "what():"
+"""What the message of a C++ exception begins with."""
 
 
 class _Line(NamedTuple):
@@ -184,6 +208,9 @@ class LogScanner:
         self._unread = self._before = b""
         self._prefix: tuple[str, int | None] = ("", None)
         self._lines = self._matched = 0
+        self._steps = 0
+        self._finished: dict[int | None, FinishedLine] = {}
+        self._uncaught: deque[tuple[int | None, LogHit]] = deque()
         self._streams: dict[int | None, StreamFindings] = {}
         self._tracebacks: dict[int | None, _OpenTraceback] = {}
         self._messages: dict[int | None, _OpenMessage] = {}
@@ -219,13 +246,19 @@ class LogScanner:
             self._lines += not self._unread.endswith(b"\n")
             self._unread = b""
         self._tracebacks.clear()
-        return ScannedLog(self._source, self._lines, list(self._streams.values()), self._lines - self._matched)
+        while self._uncaught:
+            self._keep_uncaught()
+        ordinary = self._lines - self._matched
+        return ScannedLog(
+            self._source, self._lines, list(self._streams.values()), ordinary, self._steps, dict(self._finished)
+        )
 
     def _read(self, piece: bytes) -> None:
         """Read a part of the log that ends with a line."""
         # A progress bar ends its lines with \r alone. They are lines here, but do not count in line numbers.
         flat = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
-        triggered = _triggered_lines(flat)
+        lowered = flat.lower()
+        triggered = triggered_lines(lowered)
         ordered = sorted(triggered)
         counted, number = 0, self._lines + 1
         at, next_one, size = 0, 0, len(flat)
@@ -239,13 +272,20 @@ class LogScanner:
             end = flat.find(b"\n", at)
             end = size if end < 0 else end
             number += piece.count(b"\n", counted, at)
+            self._count_steps(lowered, counted, at)
             counted = at
             raw = clean(flat[at : min(end, at + LONGEST_LINE)].decode(errors="replace"))
             text, rank = self._without_prefix(raw)
             self._line(_Line(raw, text, rank, number, flat, at, self._before), triggered=at in triggered)
             at = end + 1
         self._lines += piece.count(b"\n")
+        self._count_steps(lowered, counted, size)
         self._before = (self._before + flat[-TIME_WITHIN:])[-TIME_WITHIN:]
+
+    def _count_steps(self, lowered: bytes, begin: int, end: int) -> None:
+        """Count the reports of steps. Those before the first finding do not matter."""
+        if begin < end and (self._streams or self._finished):
+            self._steps += sum(1 for step in STEPS for _ in step.finditer(lowered, begin, end))
 
     def _without_prefix(self, line: str) -> tuple[str, int | None]:
         """Return what ``without_prefix`` returns, but faster if a line has the prefix of the line before it."""
@@ -295,7 +335,7 @@ class LogScanner:
             del self._messages[line.rank]
             return
         rule = self._matcher.rule_of(line.text)
-        if rule is not None and rule.name not in VAGUE:
+        if rule is not None and not rule.vague:
             message.raised.rule = rule
             message.raised.text = f"{message.raised.text[: SHOWN // 2]} … {stripped}"[:SHOWN]
             del self._messages[line.rank]
@@ -308,6 +348,16 @@ class LogScanner:
             return
         rule = self._matcher.rule_of(line.text)
         name = exception_name(line.text)
+        if stripped.startswith(MESSAGE) and self._uncaught:
+            if rule is None:
+                self._keep_uncaught()
+            else:
+                self._uncaught.popleft()
+        if rule is None and _FINISHED.search(stripped):
+            self._finished[rank_in(line.text) if line.rank is None else line.rank] = FinishedLine(
+                line.number, self._steps
+            )
+            return
         # The beginning of a traceback may be cut off, and a syntax error in the script has none.
         if name.endswith(("Error", "Exception")) or (rule is not None and "." in name):
             if not in_message:
@@ -320,7 +370,16 @@ class LogScanner:
                 weight = Weight.SURVIVED
             self._matched += 1
             ordinary = line.number - self._matched
-            self._stream(rank).hit(LogHit(rule, line.number, stripped[:SHOWN], weight, line.time(), ordinary))
+            hit = LogHit(rule, line.number, stripped[:SHOWN], weight, line.time(), ordinary, self._steps)
+            if rule.name == UNCAUGHT:
+                self._uncaught.append((rank, hit))
+            else:
+                self._stream(rank).hit(hit)
+
+    def _keep_uncaught(self) -> None:
+        """Keep the first C++ exception whose message has not been read: the message told nothing more."""
+        rank, hit = self._uncaught.popleft()
+        self._stream(rank).hit(hit)
 
     def _raised(self, line: _Line, block: list[str], time: float | None) -> None:
         """Record the exception that a line names."""
@@ -335,7 +394,7 @@ class LogScanner:
             ordinary_before=line.number - self._matched,
         )
         self._stream(line.rank).raised(raised)
-        if rule is not None and rule.name in VAGUE:
+        if rule is not None and rule.vague:
             self._messages[line.rank] = _OpenMessage(raised)
 
     def _drop_endless(self, number: int) -> None:
@@ -354,17 +413,16 @@ class LogScanner:
         return stream
 
 
-def _triggered_lines(flat: bytes) -> set[int]:
-    """Return the positions at which lines with a trigger begin.
+def triggered_lines(lowered: bytes) -> set[int]:
+    """Return the positions at which lines with a trigger begin, in a text in lower case.
 
     A search for each trigger needs a third of the time of one regular expression for all of them.
     """
-    lowered = flat.lower()
-    starts = set()
+    starts = {lowered.rfind(b"\n", 0, found.start()) + 1 for found in NAN.finditer(lowered)}
     for trigger in TRIGGERS:
         at = lowered.find(trigger)
         while at >= 0:
-            starts.add(flat.rfind(b"\n", 0, at) + 1)
-            end = flat.find(b"\n", at)
+            starts.add(lowered.rfind(b"\n", 0, at) + 1)
+            end = lowered.find(b"\n", at)
             at = lowered.find(trigger, end) if end >= 0 else -1
     return starts

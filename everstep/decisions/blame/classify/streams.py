@@ -24,6 +24,8 @@ class LogHit:
     """Seconds since 1970, if the line or a line shortly before it has a time."""
     ordinary_before: int = 0
     """The number of earlier lines that belong to no traceback and no rule."""
+    steps_before: int = 0
+    """The number of earlier reports of steps."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,14 @@ class StreamFindings:
         self.linked = self.before_last = False
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedLine:
+    """A line that reports that the program has done its work."""
+
+    line: int
+    steps_before: int
+
+
 @dataclass(slots=True)
 class ScannedLog:
     """The result of scanning one log."""
@@ -90,3 +100,7 @@ class ScannedLog:
     streams: list[StreamFindings]
     ordinary: int
     """The number of lines that belong to no traceback and no rule."""
+    steps: int = 0
+    """The number of reports of steps."""
+    finished: dict[int | None, FinishedLine] = field(default_factory=dict)
+    """The last line with which the program, or a rank of it, reports that it has done its work."""

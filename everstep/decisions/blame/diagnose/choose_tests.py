@@ -80,8 +80,8 @@ ROWS = (
         faults=frozenset({FaultClass.DISK_FAULT, FaultClass.DISK_FULL, FaultClass.MOUNT}),
     ),
     ChoiceRow(
-        Choice((), "code, data, shared storage or the scheduler is at fault: no machine is tested"),
-        owners=frozenset({Owner.CODE, Owner.DATA, Owner.STORAGE, Owner.SCHEDULER}),
+        Choice((), "code, data, storage, an external service or the scheduler is at fault: no machine is tested"),
+        owners=frozenset({Owner.CODE, Owner.DATA, Owner.STORAGE, Owner.EXTERNAL, Owner.SCHEDULER}),
     ),
     ChoiceRow(
         Choice((), "the program is at fault: no machine is tested, and the code is rolled back", PAPER),

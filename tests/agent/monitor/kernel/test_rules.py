@@ -33,6 +33,9 @@ NOISE = (
     "audit: type=1400 msg='NVRM: Xid (PCI:0000:05:00): 79, pid=1'",
     "oom_reaper: reaped process 4711 (python3), now anon-rss:0kB",
     "NVRM: GPU at PCI:0000:00:08.0: GPU-01234567",
+    "amdgpu 0000:3d:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:3d:00.0: amdgpu: 3 correctable hardware errors detected in umc block",
+    "amdgpu 0000:3d:00.0: amdgpu: RAS: optional ras ta ucode is not available",
     "perf: interrupt took too long (2507 > 2500), lowering kernel.perf_event_max_sample_rate to 79000",
 )
 
