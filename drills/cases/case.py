@@ -78,7 +78,7 @@ class CaseFinding(CaseModel):
     """The finding is over after this time; 0: it stays."""
 
 
-class Fault(CaseModel):
+class CaseFault(CaseModel):
     """Something that is broken, and how it shows."""
 
     at_s: Seconds = 60.0
@@ -127,7 +127,7 @@ class Fault(CaseModel):
     """A replay shows it in each group with the machine."""
 
     @model_validator(mode="after")
-    def _shows(self) -> Fault:
+    def _shows(self) -> CaseFault:
         if not (self.ends_rank or self.silent or self.hangs or self.unfit or self.finding):
             raise ValueError("it shows nothing: give raises, signal, exit, silent, hangs, unfit or a finding")
         return self
@@ -138,7 +138,7 @@ class Fault(CaseModel):
         return bool(self.raises or self.signal or self.exit is not None)
 
 
-class Answer(CaseModel):
+class CaseAnswer(CaseModel):
     """What an operator does."""
 
     at_s: Seconds
@@ -179,8 +179,8 @@ class Case(CaseModel):
     note: str = ""
     job: CaseJob = Field(default_factory=CaseJob)
     costs: Costs = Field(default_factory=Costs)
-    fault: list[Fault] = Field(min_length=1)
-    answer: list[Answer] = Field(default_factory=list)
+    fault: list[CaseFault] = Field(min_length=1)
+    answer: list[CaseAnswer] = Field(default_factory=list)
     play_s: float = Field(3600.0, gt=0)
     """How long it is played after the first step, seconds."""
     expect: Expected = Field(default_factory=Expected)

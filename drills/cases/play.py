@@ -11,7 +11,7 @@ from activities.registry import ACTIVITIES
 from drills.cases.answers import POOL, Answers
 from drills.cases.case import Case
 from drills.cases.temporal import S
-from drills.cases.watcher import Watcher
+from drills.cases.watcher import CaseWatcher
 from drills.cases.world import JOB, World
 from everstep.errors import ConfigError
 from everstep.model.incident import IncidentReport
@@ -133,7 +133,7 @@ class _Played:
         self.temporal.start(POOL_WORKFLOW, POOL, PoolState())
         machines = self.world.machines[: case.job.machines]
         self.temporal.start("Job", job_workflow_id(JOB), JobState(spec=self.world.spec, machines=machines))
-        self.watcher = Watcher(self.world)
+        self.watcher = CaseWatcher(self.world)
 
     def run(self) -> None:
         """Play until nothing more can happen, or the time of the case is over."""

@@ -117,7 +117,7 @@ class ActivityCall:
 
 
 @dataclass(eq=False)
-class _Run:
+class _SimulatedRun:
     """A workflow that runs."""
 
     id: str
@@ -160,10 +160,10 @@ class SimulatedTemporal:
         self._activities = {one.name: one for one in activities}
         self._perform = perform
         self._runner = UnsandboxedWorkflowRunner()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _SimulatedRun] = {}
         self._due: list[tuple[int, int, bool, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
-        self._commands: dict[str, Callable[[_Run, Any], None]] = {
+        self._commands: dict[str, Callable[[_SimulatedRun, Any], None]] = {
             "start_timer": self._start_timer,
             "cancel_timer": self._cancel_timer,
             "schedule_activity": self._schedule,
@@ -272,7 +272,7 @@ class SimulatedTemporal:
             for run in ready:
                 self._activate(run)
 
-    def _activate(self, run: _Run) -> None:
+    def _activate(self, run: _SimulatedRun) -> None:
         jobs, run.jobs = run.jobs, []
         run.events += 3 + len(jobs)
         activation = WorkflowActivation(
@@ -335,7 +335,7 @@ class SimulatedTemporal:
         async def created() -> WorkflowInstance:  # the SDK wants a running loop for that
             return self._runner.create_instance(details)
 
-        run = _Run(workflow_id, run_id, definition, asyncio.run(created()), parent)
+        run = _SimulatedRun(workflow_id, run_id, definition, asyncio.run(created()), parent)
         # The SDK logs errors of activities that were cancelled and not awaited; errors of workflows are raised here.
         run.instance.set_exception_handler(lambda *_: None)  # type: ignore[attr-defined]
         begun = InitializeWorkflow(
@@ -350,7 +350,7 @@ class SimulatedTemporal:
         run.jobs.append(WorkflowActivationJob(initialize_workflow=begun))
         self._runs[workflow_id] = run
 
-    def _open(self, workflow_id: str) -> _Run | None:
+    def _open(self, workflow_id: str) -> _SimulatedRun | None:
         run = self._runs.get(workflow_id)
         return run if run and not run.closed else None
 
@@ -363,31 +363,31 @@ class SimulatedTemporal:
 
     # Commands of workflows.
 
-    def _carry_out(self, run: _Run, command: WorkflowCommand) -> None:
+    def _carry_out(self, run: _SimulatedRun, command: WorkflowCommand) -> None:
         kind = command.WhichOneof("variant") or ""
         carry_out = self._commands.get(kind)
         if carry_out is None:
             raise WorkflowFailedError(f"{run.id}: the command {kind} is not simulated")
         carry_out(run, getattr(command, kind))
 
-    def _continue_as_new(self, run: _Run, new: Any) -> None:
+    def _continue_as_new(self, run: _SimulatedRun, new: Any) -> None:
         run.closed = True
         self._start(new.workflow_type or run.definition.name, run.id, new.arguments, run.parent)
 
-    def _fail(self, run: _Run, failed: Any) -> None:
+    def _fail(self, run: _SimulatedRun, failed: Any) -> None:
         raise WorkflowFailedError(f"{run.id}: {_text(failed.failure)}")
 
-    def _cancel_activity(self, run: _Run, cancelled: Any) -> None:
+    def _cancel_activity(self, run: _SimulatedRun, cancelled: Any) -> None:
         if call := run.calls.get(cancelled.seq):
             call.cancel()
 
-    def _cancel_timer(self, run: _Run, cancelled: Any) -> None:
+    def _cancel_timer(self, run: _SimulatedRun, cancelled: Any) -> None:
         run.timers.discard(cancelled.seq)
 
-    def _show(self, run: _Run, shown: Any) -> None:
+    def _show(self, run: _SimulatedRun, shown: Any) -> None:
         """Search attributes and the page are for people."""
 
-    def _start_timer(self, run: _Run, timer: Any) -> None:
+    def _start_timer(self, run: _SimulatedRun, timer: Any) -> None:
         number = timer.seq
         run.timers.add(number)
 
@@ -398,7 +398,7 @@ class SimulatedTemporal:
 
         self.at(timer.start_to_fire_timeout.ToTimedelta().total_seconds(), fire)
 
-    def _schedule(self, run: _Run, scheduled: Any) -> None:
+    def _schedule(self, run: _SimulatedRun, scheduled: Any) -> None:
         kind = self._activities[scheduled.activity_type]
         [request] = DATA_CONVERTER.payload_converter.from_payloads(scheduled.arguments, [kind])
         number = scheduled.seq
@@ -412,27 +412,27 @@ class SimulatedTemporal:
             self.at(scheduled.schedule_to_close_timeout.ToTimedelta().total_seconds(), call.time_out)
         self._perform(call)
 
-    def _start_child(self, run: _Run, child: Any) -> None:
+    def _start_child(self, run: _SimulatedRun, child: Any) -> None:
         self._start(child.workflow_type, child.workflow_id, child.input, (run.id, child.seq))
         succeeded = ResolveChildWorkflowExecutionStartSuccess(run_id=self._runs[child.workflow_id].run_id)
         started = ResolveChildWorkflowExecutionStart(seq=child.seq, succeeded=succeeded)
         run.jobs.append(WorkflowActivationJob(resolve_child_workflow_execution_start=started))
 
-    def _signal_external(self, run: _Run, sent: Any) -> None:
+    def _signal_external(self, run: _SimulatedRun, sent: Any) -> None:
         target = sent.child_workflow_id or sent.workflow_execution.workflow_id
         answer = ResolveSignalExternalWorkflow(seq=sent.seq)
         if not self._signal(target, sent.signal_name, sent.args):
             answer.failure.message = f"there is no workflow {target}"
         run.jobs.append(WorkflowActivationJob(resolve_signal_external_workflow=answer))
 
-    def _respond(self, run: _Run, response: Any) -> None:
+    def _respond(self, run: _SimulatedRun, response: Any) -> None:
         done = run.updates.get(response.protocol_instance_id)
         if done is None or response.HasField("accepted"):
             return
         del run.updates[response.protocol_instance_id]
         done(response.completed if response.HasField("completed") else UpdateRefusedError(_text(response.rejected)))
 
-    def _close(self, run: _Run, completed: Any) -> None:
+    def _close(self, run: _SimulatedRun, completed: Any) -> None:
         run.closed, run.result = True, completed.result
         if run.parent is None:
             return

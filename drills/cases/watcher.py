@@ -18,7 +18,7 @@ CALM_S = 10.0
 """The time between two looks at a job that trains, seconds."""
 
 
-class Watcher:
+class CaseWatcher:
     """Watches the job of a world."""
 
     def __init__(self, world: World) -> None:

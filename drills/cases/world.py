@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from activities.activity import Activity
-from drills.cases.case import Case, Fault
+from drills.cases.case import Case, CaseFault
 from drills.cases.temporal import Perform, S, SimulatedTemporal
 from everstep.decisions.blame.classify.first_cause import classification
 from everstep.decisions.detect.job_facts import ObservedExit
@@ -36,7 +36,7 @@ CONNECTION_LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection clo
 class Broken:
     """A fault of the case, on one machine, and how often it has struck."""
 
-    fault: Fault
+    fault: CaseFault
     machine: str
     strikes: int = 0
     first_ns: int = 0
@@ -62,7 +62,7 @@ class Generation:
     ends: dict[int, ObservedExit] = field(default_factory=dict)
     dying_until_ns: dict[int, int] = field(default_factory=dict)
     """Rank → when its killed process is gone."""
-    hung: dict[int, Fault] = field(default_factory=dict)
+    hung: dict[int, CaseFault] = field(default_factory=dict)
     """Rank that does not go on → why."""
 
     @property
@@ -114,7 +114,7 @@ class World:
         self._coming: list[int] = []
         """When something will happen to the machines, nanoseconds, in order."""
 
-    def _struck(self, fault: Fault) -> Iterator[str]:
+    def _struck(self, fault: CaseFault) -> Iterator[str]:
         if fault.machine == ALL:
             yield from (f"m{number}" for number in range(self.case.job.machines))
         else:
@@ -271,7 +271,7 @@ class World:
         if fault.ends_rank and fault.others == "connection lost":
             self.at(LOST_S, lambda: self._lose_connections(generation))
 
-    def _end(self, generation: Generation, rank: int, fault: Fault) -> None:
+    def _end(self, generation: Generation, rank: int, fault: CaseFault) -> None:
         if generation.stopped or rank in generation.ends:
             return
         code = None if fault.signal else 1 if fault.exit is None else fault.exit
@@ -298,7 +298,7 @@ class World:
 
     def _lose_connections(self, generation: Generation) -> None:
         for rank in range(self.world_size):
-            self._end(generation, rank, Fault(raises=CONNECTION_LOST))
+            self._end(generation, rank, CaseFault(raises=CONNECTION_LOST))
 
     def _go_on(self, generation: Generation) -> None:
         """Let ranks that hang go on."""

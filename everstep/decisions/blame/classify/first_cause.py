@@ -172,7 +172,7 @@ def _finished_before(log: ScannedLog, rank: int | None, line: int) -> bool:
     return any(mark is not None and mark.line < line and log.steps - mark.steps_before < STEPS_AFTER for mark in marks)
 
 
-def _without_explained_aborts(considered: Sequence[LogCandidate]) -> Sequence[LogCandidate]:
+def _without_explained_aborts(considered: Sequence[LogCandidate]) -> list[LogCandidate]:
     """Return the candidates without aborts that a consequence in the same log explains, as NCCL's watchdog does."""
     waits = {one.line.source for one in considered if one.rule.role in (Role.WAIT, Role.LOSS)}
     return [one for one in considered if one.rule.name != ABORT or one.line.source not in waits]

@@ -22,6 +22,7 @@ from everstep.decisions.blame.classify.streams import (
     StreamFindings,
 )
 from everstep.decisions.blame.classify.tracebacks import CHAINED, HEADER, exception_name
+from everstep.model.finding import Owner
 
 SHOWN = 400
 """Number of characters of a line that are kept."""
@@ -147,6 +148,22 @@ MESSAGE_LINES = 12
 """Number of further lines of an exception's message that are read."""
 ORIGINAL = f"Original {HEADER}"
 """The line with which torch begins the traceback of another process within an exception's message."""
+OF_HARDWARE = frozenset({Owner.MACHINE, Owner.NETWORK})
+OF_SCRIPTS = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "TypeError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""Exceptions that Python code raises about its own values; no driver or library reports a fault of hardware by them."""
 UNCAUGHT = "uncaught-cpp-exception"
 """The rule of the line before the message of a C++ exception."""
 MESSAGE = "what():"
@@ -384,6 +401,8 @@ class LogScanner:
     def _raised(self, line: _Line, block: list[str], time: float | None) -> None:
         """Record the exception that a line names."""
         rule = self._matcher.rule_of(line.text)
+        if rule is not None and rule.owner in OF_HARDWARE and exception_name(line.text) in OF_SCRIPTS:
+            rule = None  # the script speaks of such a fault: drivers and libraries raise other exceptions
         raised = RaisedException(
             line.number,
             line.text[:SHOWN],
