@@ -1,4 +1,4 @@
-"""``everstep run --detach``: a job that is refused within moments is not called running."""
+"""``everstep run --detach`` does not call a job running that is refused within moments."""
 
 from __future__ import annotations
 
