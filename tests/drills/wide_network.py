@@ -75,8 +75,8 @@ def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
     [("nic-down", ["--machine", "m1"], 1), ("nic-flap", ["--machine", "m1"], 0), ("switch-down", [], 1)],
 )
 def test_a_second_network_card_fails(fault: str, options: list[str], incidents: int) -> None:
-    """No machine leaves, because the job does not need the second cards. One incident reports the links that are down; a
-    link that flapped is only noted."""
+    """No machine leaves, because the job does not need the second cards. One incident reports all links that are down;
+    a link that flapped is only noted."""
     found = drill(fault, *options, standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)
 
