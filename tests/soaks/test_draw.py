@@ -1,4 +1,4 @@
-"""The drawing of plans: equal seeds draw equal plans, with all meetings of faults and no fault that cannot fire."""
+"""Equal seeds draw equal plans, with faults that meet in every way, and only with faults that can fire."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]
 
 
 def test_each_rung_of_the_ladder_finds_some_of_the_flipped_bits() -> None:
-    """Tests, after a NaN or after a crash, and a replay."""
+    """Some flipped bits are found by tests, after a NaN or after a crash, and others by a replay."""
     shown = {
         (fault.finite, fault.only_in_job)
         for episode in draw(2, 300, only=["bitflip"]).episodes

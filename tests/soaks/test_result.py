@@ -1,4 +1,4 @@
-"""What a soak counts as survived, what it says, and what a soak that goes on reads."""
+"""The result of a soak: what counts as survived, its text, and the journal from which a resumed soak continues."""
 
 from __future__ import annotations
 
