@@ -72,7 +72,7 @@ def test_a_plan_is_data(tmp_path: Path) -> None:
     assert SoakPlan.read(tmp_path / "plan.json") == plan
     some = plan.only({2, 7})
     assert [one.number for one in some.episodes] == [2, 7]
-    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "steps are those of the place"
+    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "the steps follow from the place in the soak"
     assert some.request(1, 0).fault.name == plan.episodes[6].faults[0].name
 
 

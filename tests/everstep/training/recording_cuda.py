@@ -1,6 +1,6 @@
 """A fake of CUDA that records its calls, for machines without a GPU.
 
-It follows the rules of CUDA that are easily broken. Each thread has a current device, device 0 at first. Any action on a
+It follows rules of CUDA that are easily broken. Each thread has a current device, device 0 at first. Any action on a
 device makes a context there. An error that a call leaves behind is raised by the next kernel launch of the same thread.
 Copies happen at once.
 """
