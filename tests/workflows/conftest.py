@@ -82,7 +82,7 @@ def held(step: int) -> list[StateCopy]:
 
 @dataclass
 class ScriptedCluster:
-    """The activities of the cluster. Fields such as ``evidence`` have the answers; ``calls`` has all effects, in order."""
+    """The cluster's activities. Fields like ``evidence`` have the answers; ``calls`` lists all effects in order."""
 
     calls: list[str] = field(default_factory=list)
     notes: list[WriteConclusion] = field(default_factory=list)

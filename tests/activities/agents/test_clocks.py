@@ -22,8 +22,8 @@ from everstep.model.machine import Machine
 S = 10**9
 NOW = 10**6 * S
 OFF = st.one_of(st.just(0), st.integers(-(10**5), 10**5).filter(lambda off: abs(off) > 12))
-"""The error of a clock, seconds. Smaller errors than these, except 0, are not corrected, so they may swap ends that
-are seconds apart."""
+"""The error of a clock, seconds: none, or large enough to be corrected. A smaller error is not corrected, and could
+change the order of ends that are seconds apart."""
 
 
 def crashed(rank: int, at_ns: int) -> pb.RankEnd:

@@ -243,9 +243,7 @@ def test_what_could_not_be_looked_at_is_named_by_reason_and_remote_storage_is_on
         Unlisted(tier=Tier.DISK, machines=["m0", "m1"], reason="hangs"),
         Unlisted(tier=Tier.DISK, machines=["m3"], reason="its agent does not answer"),
     ]
-    assert unlisted_of(told, ["m3"], remote_asked=True) == disks, (
-        "remote storage is not unlisted, because m0 and m2 list it"
-    )
+    assert unlisted_of(told, ["m3"], remote_asked=True) == disks, "m0 and m2 list remote storage, so it is not named"
     only_m1 = {"m1": told["m1"]}
     assert unlisted_of(only_m1, remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="denied")
     assert unlisted_of({}, ["m0"], remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="no agent answers")

@@ -46,7 +46,7 @@ SAMPLES = {
         "INSERT INTO code_versions VALUES (1, 1, 'ab', 'running', 'ada', '', 5, '', '', '{\"number\": 1}', 9)",
     ],
 }
-"""Revision → statements that add rows in its form; each new revision needs an entry."""
+"""Revision → statements that add rows to its tables; each new revision needs an entry."""
 
 WRITER = """
 import sys

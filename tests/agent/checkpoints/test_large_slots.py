@@ -174,7 +174,7 @@ async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: Runn
 async def test_own_slots_beyond_where_a_launch_begins_are_forgotten_whatever_its_ranks_do(
     agent: RunningAgent, job: Job
 ) -> None:
-    """The agent does that, because a rank may run a script without the library, as here, or be killed first."""
+    """The agent forgets them, because a rank may run a script without the library, as here, or be killed first."""
     await job.stop()
     paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]
     for path in paths:

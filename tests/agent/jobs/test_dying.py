@@ -40,7 +40,7 @@ class Freezer:
         self._state("FROZEN")
 
     def hold_a_thread(self, pid: int) -> None:
-        """Hold a thread of a process that is not its first. If killed, the process begins to end, but still exists."""
+        """Hold one thread of a process, not its first thread. If killed, the process begins to end but still exists."""
         other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
         (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")

@@ -1,4 +1,4 @@
-"""The RPC Diagnose of a real agent: one diagnosis at a time, never beside ranks; a new caller can follow it further."""
+"""The RPC Diagnose of a real agent: one diagnosis at a time, never beside ranks; a new caller can follow it."""
 
 from __future__ import annotations
 

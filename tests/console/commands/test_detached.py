@@ -1,4 +1,4 @@
-"""``everstep run --detach`` does not call a job running that is refused within moments."""
+"""``everstep run --detach``: if a job is refused within moments, the command does not report it as running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``everstep versions`` for jobs that only the ledger knows, and Temporal no more."""
+"""``everstep versions`` for jobs that the ledger still knows and Temporal does not."""
 
 from __future__ import annotations
 

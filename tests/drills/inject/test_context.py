@@ -12,7 +12,7 @@ from drills.inject.context import DrillContext
 
 
 def of(*looks: dict[str, int]) -> Any:
-    """Return a context in which the cluster has these processes at one look after the other; the last ones stay."""
+    """Return a context whose cluster shows these processes, one entry for each look; the last entry stays."""
     rest = list(looks)
     return SimpleNamespace(cluster=SimpleNamespace(processes=lambda: rest.pop(0) if len(rest) > 1 else rest[0]))
 

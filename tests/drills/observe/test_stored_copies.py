@@ -1,4 +1,4 @@
-"""The places of copies by the files themselves, with which a drill compares the agents' answers."""
+"""The copies that exist, read from the files themselves; drills compare them with the agents' answers."""
 
 from __future__ import annotations
 

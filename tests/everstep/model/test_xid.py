@@ -1,4 +1,4 @@
-"""The table of Xids agrees with NVIDIA's sources and with all its readers."""
+"""The table of Xids agrees with NVIDIA's sources and with the code that uses it."""
 
 from __future__ import annotations
 

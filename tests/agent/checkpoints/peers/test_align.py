@@ -171,7 +171,7 @@ def test_a_job_that_stands_still_is_backed_up_wherever_it_stopped(
 
 
 def test_a_machine_that_lags_aligns_the_others_with_it() -> None:
-    """Without watchers, who name steps, a lost machine would leave no step that all ranks have."""
+    """Watchers name the steps. Without them, a lost machine would leave no step that all ranks have."""
     takes = [lambda: 1, lambda: 1, lambda: 40]
     job = Job(takes, pace=2)
     job.run(300)

@@ -99,7 +99,7 @@ def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPat
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "what is over is told no more"
+        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
         time.sleep(0.005)
     found.shut()
     assert tiers.calls == ["open 1", "shut"]
@@ -142,7 +142,7 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "what is over is told no more"
+        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
         time.sleep(0.005)
     found.on_saved(0, HEADER)
     found.shut()

@@ -1,4 +1,4 @@
-"""Files of another run of the same job name are told apart, on disk and remote storage, even if clocks are wrong."""
+"""The files of a job's runs are kept apart, on disk and on remote storage, even if clocks are wrong."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MOE = {"moe": True, "tp": 1, "ep": 2, "experts": 2}
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs tests; machines whose names begin with "wrong", or are "now and then", compute wrong bits."""
+    """Runs tests; a machine computes wrong bits if its name is "wrong m0" to "wrong m3" or "now and then"."""
     folder = tmp_path_factory.mktemp("forked")
     flips: list[dict[str, object]] = [{"machine": f"wrong m{bad}"} for bad in range(4)]
     flips.append({"machine": "now and then", "probability": 0.5})

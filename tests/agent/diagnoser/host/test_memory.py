@@ -1,4 +1,4 @@
-"""The memory test names each address from which another value is read than was written."""
+"""The memory test names each address that returns another value than was written."""
 
 from __future__ import annotations
 

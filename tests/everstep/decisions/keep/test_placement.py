@@ -54,7 +54,7 @@ def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
-    """Return for each kind how many groups have machines that include both an owner and its peer; none: left out."""
+    """Return for each kind how many groups have an owner and its peer on their machines; kinds with none are left out."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
     }
@@ -89,7 +89,7 @@ def test_no_permutation_of_few_machines_is_better() -> None:
 
 
 def test_figure_9_of_the_paper() -> None:
-    """TP 2, PP 4, DP 2, two ranks on a machine: ranks 8 and 9 back up ranks 2 and 3, and vice versa (section 7)."""
+    """TP 2, PP 4, DP 2, two ranks on a machine: ranks 8, 9 exchange backups with 2, 3 (ByteRobust, section 7)."""
     topology = Topology.of(machines=8, ranks_per_machine=2, tp=2, pp=4, order=("dp", "pp", "tp"))
     placement = place_backups(topology)
 

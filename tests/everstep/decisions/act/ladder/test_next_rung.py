@@ -210,7 +210,7 @@ def test_after_a_machine_left_the_job_is_reattempted_once_more() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_launch_after_a_known_cause_does_not_show_that_the_job_fails_at_one_step(known: bool) -> None:
-    """Only a launch that failed for an unknown cause shows it, and then even code that ran well is rolled back."""
+    """Only a launch that failed for an unknown cause shows that. If so, even code that ran well is rolled back."""
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     at_once = one(R, generation=0, path="explained" if known else "unclear")
