@@ -193,7 +193,7 @@ def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
 
 
 def test_the_real_device(machine: SimulatedMachine) -> None:
-    """Write a line to /dev/kmsg and find it. If this process may not write there, an unreadable log must be an error."""
+    """Write a line to /dev/kmsg and find it. If this process may not write there, an unreadable log is an error."""
     tag = f"everstep test {os.getpid()}"
     inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
     machine.clock.ns = time.time_ns()

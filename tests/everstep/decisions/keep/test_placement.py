@@ -54,7 +54,7 @@ def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
-    """Return for each kind how many groups have an owner and its peer on their machines; kinds with none are left out."""
+    """Return for each kind how many groups have an owner and its peer on their machines; none: the kind is left out."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
     }
