@@ -1,1 +1,1 @@
-"""The tests; a package, so that ``tests.drills`` is not taken for ``drills``."""
+"""The tests. They are a package, so that ``tests.drills`` is not confused with ``drills``."""

@@ -24,30 +24,30 @@ from tests import templates
 from workflows import attributes
 
 OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test_soak.py", "test_verdict.py")
-"""Files in tests/drills that start clusters of their own, or none."""
+"""Files in tests/drills whose tests start their own clusters or need no cluster."""
 TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR"
 
-# How long an example takes says more about what else runs on the computer than about the code.
+# The time that an example takes depends more on the computer's load than on the code, so it has no limit.
 settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All processes of a test run share one template; the one that has started the others keeps its folder."""
-    os.environ.setdefault("GOGC", "400")  # servers of Temporal with small memories else look for garbage all the time
+    """Offer one template to all processes of a test run; the main process keeps its folder."""
+    os.environ.setdefault("GOGC", "400")  # otherwise Temporal servers with little data collect garbage all the time
     if not hasattr(config, "workerinput"):
         templates.offer()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing of it is left."""
+    """End the template and remove its folder."""
     if not hasattr(config, "workerinput"):
         templates.withdraw()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Files stay together, and so do the drills that share a cluster: each process that runs some starts another."""
+    """Run all tests of a group in one process, see ``together``: each process with drills starts its own cluster."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -58,13 +58,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def together(file: str) -> str:
-    """What a test file is run together with, in one process."""
+    """Return a test file's group: a file is a group, except that all drills that share a cluster are one group."""
     folder, _, name = file.rpartition("/")
     return folder if folder == "tests/drills" and name not in OWN_CLUSTERS else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Drills first, what starts no process last: nothing long should be waited for at the end."""
+    """Run drills first and tests that start no process last, so that no long test runs alone at the end."""
 
     def turn(item: pytest.Item) -> int:
         if item.get_closest_marker("drill"):
@@ -75,20 +75,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """What is imported stays, so that nobody need look for garbage in it: a third of the time of the collection."""
+    """Collect no garbage while tests are collected: it would take a third of the time, and imported modules stay."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Never look there again: a walk over all of torch stops a workflow task, or a loop, for long."""
+    """Exclude the imported objects from garbage collections, which would block workflow tasks for long."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_of_torchs_is_left() -> Iterator[None]:
-    """One of torch's optimizers sets a variable in the process in which it steps. From another environment than its own
-    no template forks: later tests would start fork servers themselves, which others have to collect."""
+    """Remove the variable that one of torch's optimizers sets in its process when it steps.
+
+    The template forks no process with another environment than its own, so agents of later tests would have to start
+    their fork servers themselves.
+    """
     before = os.environ.get(TORCHS_OWN)
     yield
     if before is None:
@@ -97,7 +100,7 @@ def _nothing_of_torchs_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The token of the agents that tests start, for them and for whoever calls them."""
+    """The file with the token of the agents that tests start; agents and clients read it."""
     path = tmp_path_factory.mktemp("token") / "token"
     private.replace(path, "the token of the tests\n")
     os.environ[environment.AGENT_TOKEN_FILE] = str(path)
@@ -106,14 +109,14 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server() -> AsyncIterator[WorkflowEnvironment]:
-    """An in-memory server with the settings of the embedded one, for all tests of this process of pytest."""
+    """An in-memory Temporal server with the embedded server's settings, for all tests of one pytest process."""
     async with await _server() as environment:
         yield environment
 
 
 @pytest.fixture
 async def temporal(server: WorkflowEnvironment) -> Client:
-    """A client of it. Others have been there: a test needs its own task queue and its own names of jobs."""
+    """A client of the shared server. Since tests share it, each test needs its own task queue and job names."""
     config = server.client.service_client.config
     return await Client.connect(config.target_host, data_converter=DATA_CONVERTER)
 

@@ -1,4 +1,4 @@
-"""Loopback addresses for tests that run side by side."""
+"""Loopback addresses for tests that run at the same time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def own_host(last: int) -> str:
-    """An address that no other process of this test run uses, so that a port found free there stays free.
+    """Return an address that no other process of this test run uses, so that a free port on it stays free.
 
     Args:
-        last: Its last number; each kind of server in the tests has one of its own.
+        last: The last number of the address; each kind of server in the tests has its own number.
     """
     number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return f"127.0.{1 + int(number)}.{last}"

@@ -1,8 +1,8 @@
-"""Breaks one piece of code at a time and looks whether a test notices: ``make mutants [ONLY=words]``.
+"""Breaks one piece of code at a time and checks that a test fails: ``make mutants [ONLY=words]``.
 
-``mutants.toml`` lists what to break: each guarantee of docs/concepts/checkpoints.md, each row of
-the table of dead parts in docs/architecture.md, and what lived once. A mutant that lives
-is an error, as is one whose piece is not in the code any more. Works on a copy of the tree.
+``mutants.toml`` lists the changes, called mutants: for each guarantee of docs/concepts/checkpoints.md, for each row of
+the table of dead parts in docs/architecture.md, and those that no test noticed once. It is an error if no test notices
+a mutant, or if the code to change does not exist any more. All runs use a copy of the tree.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tests import rewrite
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 LIMIT_S = 300.0
-"""For the tests of one mutant; one that makes them hang, or their end, is noticed too."""
+"""The time limit for the tests of one mutant, seconds; a mutant with which the tests take longer counts as noticed."""
 NOTICED, GREEN = 1, 0
-"""Exit codes of pytest; any other one says that nothing was tested."""
+"""Exit codes of pytest; any other code means that nothing was tested."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change, and the tests that should see it."""
+    """One change of the code, and the tests that should notice it."""
 
     breaks: str
-    """What does not hold with it."""
+    """The guarantee that the change breaks."""
     within: str
     """The qualified name of the function, class or variable that is changed."""
     find: str
-    """The piece of it that is replaced."""
+    """The piece of code that is replaced."""
     put: str
-    """What replaces it."""
+    """The code that replaces the piece."""
     tests: tuple[str, ...]
-    """Files or single tests, as pytest takes them."""
+    """Files or single tests, in the form for pytest."""
 
     def file(self, root: Path) -> Path:
-        """The file that is changed.
+        """Return the file that is changed.
 
         Raises:
             ValueError: there is no such module.
@@ -54,23 +54,23 @@ class Mutant:
         return rewrite.file_of(self.within, root)[0]
 
     def applied(self, root: Path) -> str:
-        """The file's text with the change, without its comments.
+        """Return the file's text with the change and without comments.
 
         Raises:
-            ValueError: the piece to replace is not there, or there twice.
+            ValueError: the piece to replace is missing, or occurs twice.
         """
         path, names = rewrite.file_of(self.within, root)
         return rewrite.rewritten(path.read_text(), names, self.find, self.put)
 
 
 def load(path: Path = LIST) -> list[Mutant]:
-    """All mutants of the list."""
+    """Return all mutants of the list."""
     rows = tomllib.loads(path.read_text())["mutant"]
     return [Mutant(within=row.pop("in"), tests=tuple(row.pop("tests")), **row) for row in rows]
 
 
 def copied(folder: Path) -> Path:
-    """A copy of what git knows of the tree, with what is not committed yet."""
+    """Copy the files of the tree that git does not ignore, also files that are not committed; returns the folder."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -86,7 +86,7 @@ def copied(folder: Path) -> Path:
 
 
 def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, list[str]]:
-    """Exit code of pytest in a copy, and the last lines that it printed."""
+    """Run pytest in a copy of the tree; returns its exit code and its last lines."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *tests]
     process = subprocess.Popen(
         command,
@@ -107,7 +107,7 @@ def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[
 
 
 def tried(root: Path, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, float]]:
-    """Each mutant with what is wrong about it (empty: a test noticed it) and the seconds that it took."""
+    """Try mutants; yields each with the problem (empty: a test noticed the mutant) and the time, seconds."""
     for mutant in mutants:
         began = time.monotonic()
         try:
@@ -131,7 +131,7 @@ def tried(root: Path, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the mutants whose description has all words given; 1 if one lives."""
+    """Try the mutants whose description has all given words; returns 1 if there is a problem, otherwise 0."""
     parser = argparse.ArgumentParser(description="Break one piece of code at a time and see whether a test notices.")
     parser.add_argument("words", nargs="*", help="only those mutants whose description or function has all these words")
     parser.add_argument("--list", action="store_true", help="say what would be broken")

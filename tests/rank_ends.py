@@ -1,4 +1,4 @@
-"""Ends of ranks as their agents report them."""
+"""Makes ends of ranks as agents report them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from everstep.model.evidence import RankExit
 
 
 def exited(**fields: Any) -> RankExit:
-    """How a rank ended by itself, with its class."""
+    """Return the end of a rank that ended by itself, with its class."""
     end = RankExit.model_validate(fields)
     code = -end.signal if end.signal else end.code
     return end.model_copy(update={"classification": classification(end.exception, end.log_tail, code)})

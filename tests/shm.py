@@ -10,6 +10,6 @@ from pathlib import Path
 
 @contextmanager
 def shm_folder() -> Iterator[Path]:
-    """A folder in shared memory, which is removed at the end."""
+    """Make a folder in shared memory, which is removed at the end."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="everstep-test-") as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""One template for all agents that a test run starts, in all its processes: fork servers need not import torch each."""
+"""One template for all agents of a test run: fork servers are forked from it, so they need not import torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from controlplane.local import cluster_processes
 from controlplane.local.commands import template_command
 
 FOLDER = "EVERSTEP_TEST_TEMPLATE"
-"""Environment variable with the folder of the shared template, for all processes of the test run."""
+"""The environment variable that tells all processes of the test run the folder of the shared template."""
 IN_BACKGROUND = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-"""Starts a command as a script's background does, with SIGINT ignored."""
+"""The words before a command that make it ignore SIGINT, like a background command of a shell script."""
 
 
 class Template:
-    """A template process; its socket lies in a folder of its own."""
+    """A template process, with its socket in its own folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="everstep-test-template-"))
@@ -32,24 +32,24 @@ class Template:
             )
 
     def close(self) -> None:
-        """End it; what was forked from it lives on."""
+        """End the template; processes that were forked from it continue."""
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder)
 
 
 def socket_in(folder: Path) -> Path:
-    """Where the template of a folder listens."""
+    """Return the socket of the template in a folder."""
     return folder / "template.sock"
 
 
 def offer() -> None:
-    """Let the processes of this test run have a template; whoever asks first starts it."""
+    """Offer a template to the processes of this test run; the first process that needs the template starts it."""
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="everstep-test-template-")
 
 
 def shared() -> Path:
-    """Socket of the template of the test run, which is started when it is asked for first."""
+    """Return the socket of the test run's template; starts the template at the first call."""
     folder = Path(os.environ[FOLDER])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -62,17 +62,17 @@ def shared() -> Path:
 
 
 def shared_pid() -> int:
-    """Its process."""
+    """Return the process id of the test run's template; starts the template at the first call."""
     shared()
     return _process(Path(os.environ[FOLDER])).pid
 
 
 _started: list[Template] = []
-"""Kept, as its process is this one's child."""
+"""The template that this process started, which is kept because its process is a child of this one."""
 
 
 def withdraw() -> None:
-    """End it, if it was started."""
+    """End the test run's template, if it was started, and remove its folder."""
     folder = Path(os.environ.pop(FOLDER))
     if (folder / "process").exists():
         cluster_processes.send(_process(folder), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Which tests belong to a file that changed."""
+"""The tests that belong to a changed file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large inputs and results cross Temporal compressed, small ones as they are."""
+"""Large inputs and results are compressed on their way through Temporal; small ones are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent process on loopback, for the tests of this folder."""
+"""Runs real agent processes on loopback, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def agent_command(address: str, state: Path, shm: Path, *options: str, machine: 
 
 
 class RunningAgent:
-    """One agent process; it can be killed and started again on the same folders.
+    """One agent process, which can be killed and started again on the same folders.
 
     Args:
-        folder: for its files.
-        options: of its command line.
-        security: what callers show it.
-        machine: its name.
-        alone: it starts its fork servers itself, as on a machine of its own; else a template forks them.
-        monitor: settings of its inspections; by default there are none, for this computer is busy with tests.
+        folder: Folder for its files.
+        options: More options for its command line.
+        security: Token and certificate with which clients connect to it.
+        machine: The name of its machine.
+        alone: The agent starts its fork servers itself, as in production; otherwise the tests' template forks them.
+        monitor: Settings of its inspections; by default it makes none, because tests keep this computer busy.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RunningAgent:
         self.state = folder / "state"
         self.shm = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.live = self.shm / FOLDER
-        """What the agent knows."""
+        """The agent's own data in shared memory."""
         self.fork_servers = self.live / "fork-servers"
         self.address = f"{HOST}:{free_port(HOST)}"
         options = (*options, "--monitor", str(folder / "monitor.toml"))
@@ -74,7 +74,7 @@ class RunningAgent:
         self.client = AgentClient(self.address, self.security)
 
     def left(self) -> list[str]:
-        """Names of what jobs have in shared memory."""
+        """Return the names of everything that jobs have in shared memory."""
         return [path.name for path in self.shm.iterdir() if path != self.live]
 
     def command(self) -> list[str]:
@@ -112,11 +112,11 @@ class RunningAgent:
         await self.client.close()
         if self.shm.exists():
             shutil.rmtree(self.live, ignore_errors=True)
-            self.shm.rmdir()  # fails when something leaked
+            self.shm.rmdir()  # fails if a job left anything
 
 
 class Job:
-    """A job on a running agent, with a script of one line or more."""
+    """A job on a running agent, whose script is given as text."""
 
     def __init__(self, agent: RunningAgent, script: str, *, ranks: int = 2, args: tuple[str, ...] = ()) -> None:
         self.agent = agent
@@ -156,7 +156,7 @@ class Job:
         return await self.agent.client.release(request, timeout_s=60)
 
     async def observe(self, count: int, kind: str, after: int = 0) -> list[pb.Observation]:
-        """The first observations of a kind, waited for."""
+        """Wait for the first ``count`` observations of a kind; returns them."""
         found: list[pb.Observation] = []
         async with asyncio.timeout(30):
             stream = self.agent.client.observe(pb.ObserveRequest(after_sequence=after, job=self.name))
@@ -171,7 +171,7 @@ class Job:
         return await self.observe(count, "rank_ended")
 
     async def progress(self, ready: Callable[[pb.ProgressReply], bool]) -> pb.ProgressReply:
-        """The first progress reply that is as wanted."""
+        """Return the first progress reply for which ``ready`` holds."""
         async with asyncio.timeout(30):
             async for reply in self.agent.client.progress(pb.ProgressRequest(job=self.name, interval_s=0.02)):
                 if ready(reply):
@@ -179,7 +179,7 @@ class Job:
         raise AssertionError
 
     async def entered(self) -> pb.ProgressReply:
-        """All ranks are in the script."""
+        """Wait until all ranks are in the script."""
         return await self.progress(
             lambda reply: len(reply.ranks) == self.ranks and all(rank.milestones.script_entered for rank in reply.ranks)
         )
@@ -206,12 +206,12 @@ async def running_agent(
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie counts as alive, since nobody collected it."""
+    """Return whether a process exists; a zombie counts, because its parent has not collected it yet."""
     return Path(f"/proc/{pid}").exists()
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"

@@ -1,4 +1,4 @@
-"""A job whose ranks note that they were started, and end when a test says so."""
+"""A job whose ranks note their starts, and end when a test wants it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.exit(5)
 
 
 def entries(job: Job) -> dict[int, list[int]]:
-    """Pids that entered the script, by rank."""
+    """Return the process ids that entered the script, by rank."""
     found = {}
     for rank in range(job.ranks):
         path = job.agent.folder / f"entered-{job.name}-{rank}"
@@ -33,7 +33,7 @@ def let_end(job: Job, rank: int) -> None:
 
 
 async def first_pid(job: Job) -> None:
-    """The first rank of a launch exists; the others do not all."""
+    """Wait until the first rank of a launch exists; other ranks may not exist yet."""
 
     def written() -> bool:
         paths = (job.agent.shm / job.name).glob("report-*-1")
@@ -44,5 +44,5 @@ async def first_pid(job: Job) -> None:
 
 
 async def fork_server(agent: RunningAgent, job: Job) -> int:
-    """Pid of the job's fork server; 0: none."""
+    """Return the process id of the job's fork server; 0: none."""
     return next(j.fork_server_pid for j in (await agent.client.describe()).jobs if j.job == job.name)

@@ -1,4 +1,4 @@
-"""Connecting to agents: far ones, many at once, and some that are not there."""
+"""Connections to agents: distant agents, many at once, and agents that do not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.activities.spoken import serving
 
 
 class Slow:
-    """Stands before an agent and lets the first byte of each connection wait."""
+    """A proxy before an agent, which delays the first byte of each connection."""
 
     def __init__(self, agent: str, delay_s: float) -> None:
         self._host, _, port = agent.rpartition(":")
@@ -56,7 +56,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextlib.asynccontextmanager
 async def slow_agent(delay_s: float) -> AsyncIterator[tuple[Slow, int]]:
-    """An agent behind a slow way on every loopback address; yields its port."""
+    """Run an agent behind a slow proxy on every loopback address; yields the proxy and its port."""
     async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as [machine]:
         slow = Slow(machine.address, delay_s)
         server = await asyncio.start_server(slow.serve, "0.0.0.0", 0)
@@ -77,7 +77,7 @@ async def pool() -> AsyncIterator[AgentClients]:
 async def test_an_agent_that_is_slow_to_connect_is_reached(pool: AgentClients) -> None:
     async with slow_agent(0.5) as (slow, port):
         assert (await pool.get(f"127.0.0.1:{port}").describe(timeout_s=60)).machine == "m0"
-        assert slow.connections == 1, "the connection had the time that it needed"
+        assert slow.connections == 1, "the client did not give up the first connection"
 
 
 async def test_a_pool_connects_to_many_agents_a_few_at_a_time(
@@ -99,7 +99,7 @@ async def test_machines_that_do_not_answer_at_all_keep_nobody_from_the_others(po
         calls = [asyncio.create_task(agent.describe(timeout_s=60)) for agent in gone]
         await asyncio.sleep(0)
         assert (await pool.get(f"127.0.0.1:{port}").describe(timeout_s=60)).machine == "m0"
-        assert not any(call.done() for call in calls), "it was not their time-out that let it through"
+        assert not any(call.done() for call in calls), "the call succeeded before the others timed out"
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

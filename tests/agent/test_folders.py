@@ -1,4 +1,4 @@
-"""What an agent's folders may be, who else gets into them, and what another user can plant there."""
+"""The folders that an agent accepts; other users can neither read them nor plant files there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.strangers import NOBODY, as_nobody, needs_another_user, python_as_nob
 
 @pytest.fixture
 def taken() -> Iterator[Path]:
-    """A name in /dev/shm that is free yet."""
+    """A path in /dev/shm that does not exist yet."""
     path = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     yield path
     if path.is_symlink():
@@ -29,7 +29,7 @@ def taken() -> Iterator[Path]:
 
 
 def refusal(folder: Path, shm: Path, *, state: Path | None = None) -> str:
-    """What an agent says that does not start with these folders."""
+    """Return the error of an agent that does not start with these folders."""
     command = agent_command(f"{HOST}:{free_port(HOST)}", state or folder / "state", shm)
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
@@ -72,7 +72,7 @@ def test_what_was_planted_while_the_folder_was_open_is_refused(tmp_path: Path, t
     taken.chmod(0o777)
     name = {"state": "observations.new", "shm": "job-report-0-1.new"}[kind]
     assert as_nobody("/bin/ln", "-s", str(victim), str(taken / name)).returncode == 0
-    taken.chmod(0o700)  # too late
+    taken.chmod(0o700)  # too late: the link exists
     own = tmp_path / "own"
     said = refusal(tmp_path, taken) if kind == "shm" else refusal(tmp_path, own, state=taken)
     assert f"{taken / name} is a link" in said
@@ -93,7 +93,7 @@ def test_a_parent_in_which_others_can_rename_is_refused(tmp_path: Path, taken: P
 
 
 async def test_nobody_else_sees_what_an_agent_makes(tmp_path: Path) -> None:
-    before = os.umask(0)  # what is made must not depend on it
+    before = os.umask(0)  # the modes of files must not depend on the umask
     try:
         async with running_agent(tmp_path) as agent:
             job = Job(agent, "import everstep, time; run = everstep.join(); time.sleep(600)\n", ranks=1)
@@ -161,7 +161,7 @@ async def test_a_fork_server_serves_its_own_user_only(tmp_path: Path) -> None:
         server = (await job.prepare()).fork_server_pid
         [path] = agent.fork_servers.glob("*.sock")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        # Open all doors on the way: it is the fork server that refuses.
+        # The file system must not refuse, so that only the fork server can.
         link = Path("/dev/shm") / f"everstep-test-{uuid.uuid4().hex[:8]}.sock"
         os.link(path, link)
         try:

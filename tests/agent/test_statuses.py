@@ -1,4 +1,4 @@
-"""Errors and gRPC statuses, both ways."""
+"""The conversion of errors to gRPC statuses and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMES_BACK = {
     errors.NoSuchJob: errors.ConfigError,
     errors.NoSuchFolder: errors.ConfigError,
 }
-"""What the control plane is told apart; all else is a refusal."""
+"""Error of an agent → the error that the control plane gets; all others become ``AgentError``."""
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda one: one.__name__)

@@ -1,4 +1,4 @@
-"""The arithmetic of blocks that take turns."""
+"""The arithmetic of blocks of steps that are measured in turn, with and without everstep."""
 
 from __future__ import annotations
 

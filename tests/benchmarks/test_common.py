@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks."""
+"""The arithmetic that benchmarks share."""
 
 from __future__ import annotations
 

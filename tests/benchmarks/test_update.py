@@ -1,4 +1,4 @@
-"""The parts of an update, and what is held against which aim."""
+"""The parts of an update, and which measurement is compared with which target."""
 
 from __future__ import annotations
 

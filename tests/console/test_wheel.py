@@ -1,4 +1,4 @@
-"""What is installed from the wheel works without a checkout: commands, the example of drills, the Temporal module."""
+"""An installation from the wheel works without a checkout: commands, the drills' example, and the Temporal module."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel alone; what it depends on comes from the one of the tests."""
+    """A new environment with only the wheel; its dependencies come from the environment of the tests."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [packages] = folder.glob("lib/python*/site-packages")
@@ -61,7 +61,7 @@ def test_everything_that_a_cluster_needs_is_in_it(installed: Path, tmp_path: Pat
     paths = [Path(line) for line in done.stdout.splitlines()]
     assert len(paths) == 7
     for path in paths:
-        assert path.is_relative_to(installed), f"{path} is of the checkout"
+        assert path.is_relative_to(installed), f"{path} is in the checkout, not in the wheel"
         assert path.exists()
 
 

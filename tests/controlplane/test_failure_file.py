@@ -1,4 +1,4 @@
-"""A file of failures: what is right is read, what is wrong is named."""
+"""A file of failures is read, and its errors are named."""
 
 from __future__ import annotations
 

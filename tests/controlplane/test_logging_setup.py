@@ -1,4 +1,4 @@
-"""One line for each message: as text, as JSON, from the standard library, and from a replayed workflow."""
+"""Each log message is one line, as text or JSON, also from the standard library and from a replayed workflow."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def test_a_replayed_workflow_logs_each_line_once(
 
 
 class Evidence:
-    """Counts how often it is printed."""
+    """A value that counts how often it is printed."""
 
     printed = 0
 
@@ -248,7 +248,7 @@ def test_a_traceback_is_plain_and_short_whatever_is_raised(as_json: bool, case: 
     assert ("ValueError" if case != "group" else "ExceptionGroup: many (5000 sub-exceptions)") in said
     assert len(said) < 20_000
     assert said.count("\n") < 300
-    assert Evidence.printed == 0, "the values of variables are no part of it"
+    assert Evidence.printed == 0, "a traceback does not show the values of variables"
 
 
 def test_a_line_is_short_whatever_it_is_given() -> None:

@@ -1,4 +1,4 @@
-"""What an operator reads when a workflow refuses an update."""
+"""The message that an operator gets when a workflow refuses an update."""
 
 from __future__ import annotations
 

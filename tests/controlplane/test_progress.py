@@ -1,4 +1,4 @@
-"""From what agents send to one picture of the job."""
+"""The reports of agents, merged into one picture of the job."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ def test_the_newest_generation_counts_and_the_slowest_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "step"),
     [
-        ({"completed_steps": -1}, None),  # joined, not restored yet
-        ({"attached": False, "optimizer_steps": 0}, None),  # about to join, or a plain script that has not stepped
-        ({"attached": False, "optimizer_steps": 4, "completed_steps": -1}, 4),  # a plain script
-        ({"completed_steps": 0, "optimizer_steps": 0}, 0),  # from the beginning
+        ({"completed_steps": -1}, None),  # it has joined, but not restored yet
+        (
+            {"attached": False, "optimizer_steps": 0},
+            None,
+        ),  # it will join, or is a script without the library that has not stepped
+        ({"attached": False, "optimizer_steps": 4, "completed_steps": -1}, 4),  # a script without the library
+        ({"completed_steps": 0, "optimizer_steps": 0}, 0),  # it has joined, and starts from the beginning
     ],
 )
 def test_a_step_that_is_not_known_is_not_shown_as_zero(changes: dict[str, object], step: int | None) -> None:
@@ -56,12 +59,12 @@ def test_a_step_that_is_not_known_is_not_shown_as_zero(changes: dict[str, object
 
 
 def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
-    """The job's step went on while one machine was cut off from the control plane."""
+    """The job completed more steps while the control plane could not reach one machine."""
     views = [view(0, completed_steps=30), view(1, completed_steps=31), view(2, completed_steps=12)]
 
     assert merge(views, time_ns=1).step == 12
     assert merge(views, time_ns=1, silent=["m1"]).step == 30
-    assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, "nobody knows better"
+    assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, "no machine that answers knows a newer step"
 
 
 @pytest.mark.parametrize(
@@ -69,14 +72,14 @@ def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
     [
         ([{}, {}], [], None),  # nothing is known: an older release, or no step yet
         ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 80 * S, "step_s": 0.1}], [], 80),
-        ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 91 * S, "step_s": 0.1}], [], None),  # one that steps
-        ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 80 * S}], [], None),  # a first step: who knows
+        ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 91 * S, "step_s": 0.1}], [], None),  # rank 1 steps
+        ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 80 * S}], [], None),  # rank 1 may be in its first step
         ([{"stepped_ns": 80 * S, "step_s": 1.9}], [], 80),
-        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # steps take as long
+        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # the steps are as long as that
         ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 0}], [], 80),
-        ([{"stepped_ns": 80 * S, "step_s": 0.1, "finished": True}], [], None),  # it need not step any more
+        ([{"stepped_ns": 80 * S, "step_s": 0.1, "finished": True}], [], None),  # the rank has no step left
         ([{"stepped_ns": 80 * S, "step_s": 0.1, "alive": False}], [], 80),
-        ([{"stepped_ns": 80 * S, "step_s": 0.1}], ["m0"], None),  # it may step unseen
+        ([{"stepped_ns": 80 * S, "step_s": 0.1}], ["m0"], None),  # the rank may step unseen
     ],
 )
 def test_a_job_is_quiet_when_no_rank_steps_for_longer_than_steps_take(
@@ -104,7 +107,7 @@ def test_the_loss_comes_from_a_rank_that_has_one() -> None:
 def test_ranks_of_one_replica_train_on_the_same_tokens() -> None:
     topology = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)
     picture = merge([view(rank, tokens=0 if topology.coordinate(rank).pp else 100) for rank in range(8)], time_ns=1)
-    assert picture.tokens(topology) == 200  # dp is 2
+    assert picture.tokens(topology) == 200  # there are two data-parallel replicas
 
 
 def test_a_rate_is_a_mean_over_its_window_and_starts_anew_after_a_fall() -> None:
@@ -113,7 +116,7 @@ def test_a_rate_is_a_mean_over_its_window_and_starts_anew_after_a_fall() -> None
     assert rate.per_second is None
     for second in range(1, 21):
         rate.add(second if second <= 10 else 10 + 3 * (second - 10), second * S)
-    assert rate.per_second == pytest.approx(3.0)  # the slow first half is out of the window
+    assert rate.per_second == pytest.approx(3.0)  # the window does not include the slow first half
     rate.add(5, 21 * S)
     assert rate.per_second is None
     rate.add(7, 22 * S)
@@ -121,7 +124,7 @@ def test_a_rate_is_a_mean_over_its_window_and_starts_anew_after_a_fall() -> None
 
 
 def saying(rank: int, step: int) -> list[pb.ProgressReply | Silence]:
-    """A machine whose one rank completed so many steps."""
+    """Return the reports of a machine whose only rank has completed ``step`` steps."""
     return [
         pb.ProgressReply(generation=1, ranks=[pb.RankProgress(rank=rank, generation=1, completed_steps=step)]),
         NEVER,

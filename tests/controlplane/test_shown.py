@@ -1,4 +1,4 @@
-"""Text from outside at every command: no markup, no commands to the terminal, no line without an end."""
+"""No command shows text from outside as markup or as terminal commands, or in a line without limit."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ HOSTILE = [
     "one\ntwo\n\nthree",
     ":boom: \\[red] $HOME {line} %s",
 ]
-"""Exceptions as scripts, and strangers, may word them. gloo's hold brackets."""
+"""Texts of exceptions as scripts or attackers may write them; those of gloo have brackets."""
 SEEN = re.compile(r"[^\n\t\x20-\x7e\u2026\u2192\u00b7\ufffd]")
 
 
 def check(shown: str) -> None:
-    """What a terminal got."""
+    """Check the text that a terminal got."""
     assert not SEEN.search(shown), ascii(SEEN.search(shown))
-    assert max(map(len, shown.splitlines()), default=0) < 4 * LONGEST, "two cells of a table at most"
+    assert max(map(len, shown.splitlines()), default=0) < 4 * LONGEST, "a line has at most two cells of a table"
 
 
 @given(st.text())

@@ -53,7 +53,7 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
 
     assert shown["everstep_jobs_watched",] == 1
     assert shown["everstep_machines_watched", "gpt"] == 2
-    assert shown["everstep_agents_silent", "gpt"] == 2, "nobody said anything yet"
+    assert shown["everstep_agents_silent", "gpt"] == 2, "no agent has answered yet"
     assert shown["everstep_reports_total", "anomaly"] == 3
     assert shown["everstep_ledger_events_waiting",] == 1
     assert shown["everstep_job_ettr_ratio", "gpt", "hour"] == 0.9
@@ -89,7 +89,7 @@ async def fails_once() -> None:
 
 @workflow.defn(sandboxed=False)
 class Measured:
-    """A workflow task and an activity that fail once each."""
+    """A workflow whose first task fails, and whose activity fails once."""
 
     @workflow.run
     async def run(self) -> None:

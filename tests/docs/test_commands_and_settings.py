@@ -1,4 +1,4 @@
-"""The commands that the pages show exist, with these options; the tutorial's script is Python."""
+"""The commands and options that the pages show exist, and the tutorial's script compiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL = re.compile(r"(?:^|&& |\| ) *everstep +([a-z]+)((?: +[^\s#|·`&]+)*)")
 
 
 def calls(page: Path) -> list[tuple[str, list[str]]]:
-    """Each command of the page's blocks, with the words after it."""
+    """Return each command in the code blocks of a page, with the words after it."""
     blocks = [re.sub(r"\\\n", " ", text) for language, text in FENCE.findall(page.read_text()) if not language]
     lines = [line.split("  #")[0] for block in blocks for line in block.splitlines()]
     return [(found[1], found[2].split(" -- ")[0].split()) for line in lines for found in CALL.finditer(line)]
@@ -54,7 +54,7 @@ def test_the_script_of_the_tutorial_compiles() -> None:
 
 
 def job_files() -> list[tuple[str, dict[str, Any]]]:
-    """Each block of TOML on the pages."""
+    """Return each block of TOML in the docs, with the name of its page."""
     found = [(page, FENCE.findall(page.read_text())) for page in (ROOT / "docs").rglob("*.md")]
     return [
         (page.name, tomllib.loads(text)) for page, blocks in found for language, text in blocks if language == "toml"
@@ -72,7 +72,7 @@ def test_the_tables_that_pages_show_are_valid() -> None:
 
 
 def _unknown(policy: BaseModel, table: dict[str, Any]) -> set[str]:
-    """Settings of a table that the policy does not have, once the values are found valid."""
+    """Check that a table's values are valid; returns the settings that the policy does not have."""
     type(policy).model_validate(table)
     names = table.keys() - type(policy).model_fields.keys()
     for name in table.keys() - names:

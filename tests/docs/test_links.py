@@ -13,7 +13,7 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 LAYERS = "everstep|agent|activities|workflows|controlplane|drills|console|tests|benchmarks|deploy|examples|proto"
 FILE = re.compile(rf"(?<![\w/.(])(?:{LAYERS})/[\w/*@-]+(?:\.\w+)?")
-"""A file or a folder of the repository."""
+"""Matches the path of a file or folder of the repository."""
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -23,14 +23,14 @@ def pages() -> list[Path]:
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
-    """The file and the heading of each link to another page of ours."""
+    """Return the file and the heading of each link to a page of this repository."""
     targets = [target for target in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in target]
     parts = [target.partition("#") for target in targets]
     return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in parts]
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub makes from a page's headings."""
     titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

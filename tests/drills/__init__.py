@@ -1,1 +1,1 @@
-"""Drills as tests. A package, so that its files can share a cluster: a fixture of its scope ends with its last file."""
+"""Drills as tests. They are a package, so that its files share clusters by fixtures of the package's scope."""

@@ -1,7 +1,7 @@
-"""A cluster deployed by hand: docs/guides/deploy.md and the systemd units, followed on network namespaces.
+"""Deploys a cluster by hand, as docs/guides/deploy.md and the systemd units say, in network namespaces.
 
-The control host and three machines have a namespace each, joined by a bridge. Commands, files and options are taken
-from the document and from the units, with the paths and names of the test in place of theirs.
+The control host and three machines have a namespace each, joined by a bridge. Commands, files and options come from the
+document and the units; only paths and names are replaced by those of the test.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
 POLL_S = 0.5
-"""Between two commands of somebody who waits: each is a second of CPU."""
+"""The pause between two ``status`` commands, of which each takes a second of CPU time."""
 
 
 def blocks(section: str) -> list[str]:
-    """The blocks of code in a section of the document."""
+    """Return the blocks of code in a section of the document."""
     text = BOOK.split(f"\n## {section}", 1)[1].split("\n## ", 1)[0]
     return [found.group(1) for found in re.finditer(r"```\w*\n(.*?)```", text, re.DOTALL)]
 
 
 def variables(block: str) -> dict[str, str]:
-    """A file of variables as the document shows it."""
+    """Return the variables of a file that the document shows."""
     return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
 def exec_start(unit: str) -> list[str]:
-    """The command line of a systemd unit."""
+    """Return the command line of a systemd unit."""
     text = (ROOT / "deploy" / "systemd" / unit).read_text().replace("\\\n", " ")
     [line] = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     return shlex.split(line.removeprefix("ExecStart="))
@@ -64,17 +64,17 @@ Holds = Callable[[dict[str, Any]], bool]
 
 
 def over(found: dict[str, Any]) -> bool:
-    """Whether a job has ended."""
+    """Return whether a job has ended."""
     return found["status"] in {"finished", "failed", "stopped"}
 
 
 def read(path: Path) -> Losses:
-    """The last loss of each step: what was lost is computed again."""
+    """Return the last loss of each step; lost steps are computed again, so they have several."""
     return {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
 
 
 class Deployed:
-    """The cluster; a context manager."""
+    """The deployed cluster, as a context manager."""
 
     def __init__(self, folder: Path, ledger: str = "") -> None:
         self.folder = folder
@@ -109,10 +109,10 @@ class Deployed:
         for shm in self.shm.values():
             shutil.rmtree(shm, ignore_errors=True)
 
-    # What people type.
+    # Commands of a user.
 
     def everstep(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-        """One command on the control host."""
+        """Run one ``everstep`` command on the control host."""
         return subprocess.run(
             self._on(CONTROL, [*EVERSTEP, *words]),
             env=self._person(),
@@ -123,7 +123,7 @@ class Deployed:
         )
 
     def start_job(self, name: str, pace_s: float = 0.5) -> Path:
-        """Start the example over all machines, with steps of so many seconds; returns the file of its losses."""
+        """Start the example on all machines, with steps of ``pace_s`` seconds; returns the file of its losses."""
         losses, path = self.folder / f"{name}.jsonl", self.folder / f"{name}.toml"
         path.write_text(JOB.replace("LOSSES", str(losses)).replace("PACE", str(pace_s)))
         done = self.everstep("run", str(path), "--name", name, "--detach")
@@ -131,14 +131,14 @@ class Deployed:
         return losses
 
     def status(self, job: str) -> dict[str, Any]:
-        """The JSON of ``everstep status JOB``."""
+        """Return the JSON of ``everstep status JOB``."""
         done = self.everstep("status", job, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def until(self, job: str, holds: Holds, limit_s: float = 150.0) -> dict[str, Any]:
-        """Look as a person would; a look may fail while the network does."""
+        """Repeat ``everstep status`` until ``holds`` is true; a command may fail while the network is broken."""
         found: dict[str, Any] = {}
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -151,31 +151,31 @@ class Deployed:
         raise AssertionError(f"{found}\n{self.logs()}")
 
     def trained(self, losses: Path, step: int, limit_s: float = 150.0) -> None:
-        """Wait until a job has come so far, by the file that its first rank writes."""
+        """Wait until the first rank of a job has written the loss of a step."""
         deadline = time.monotonic() + limit_s
         while not losses.exists() or step not in read(losses):
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
 
     def kill_workers(self) -> None:
-        """SIGKILL both."""
+        """Send SIGKILL to both workers."""
         for number in (1, 2):
             self.started[f"worker-{number}"].kill()
             self.started[f"worker-{number}"].wait(LIMIT_S)
 
     def start_workers(self) -> None:
-        """As systemd does, at first and after their death."""
+        """Start both workers, as systemd does at first and after their death."""
         for number in (1, 2):
             self._start_worker(number)
 
     def logs(self) -> str:
-        """The last lines of all that runs."""
+        """Return the last lines of the log of each process."""
         paths = sorted(self.folder.glob("*.log"))
         return "\n".join(
             f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]) for path in paths
         )
 
-    # As the document says it.
+    # Steps of the document.
 
     def _certify(self) -> None:
         authority, agent = blocks("2. The token")
@@ -210,7 +210,7 @@ class Deployed:
     def _write_inventory(self) -> None:
         example = blocks("6. The inventory")[0]
         entry = example.split("[[machine]]")[1].split("\n\n")[0]
-        text = example.split("[[machine]]")[0].replace("standbys = 1", "standbys = 0")  # the job has them all
+        text = example.split("[[machine]]")[0].replace("standbys = 1", "standbys = 0")  # the job uses all machines
         for number, (machine, address) in enumerate(MACHINES.items()):
             text += (
                 "[[machine]]"
@@ -224,11 +224,11 @@ class Deployed:
         command = temporal_server.start_command(
             found[0], port=7233, ui_port=8233, database=self.folder / "temporal.db", namespace="everstep"
         )
-        command[command.index("127.0.0.1")] = "0.0.0.0"  # its parts meet on loopback, in this namespace
+        command[command.index("127.0.0.1")] = "0.0.0.0"  # the server's parts connect over this namespace's loopback
         self._spawn(CONTROL, command, self._clean(), "temporal")
 
     def _await(self) -> None:
-        """All machines answer, and workers do: as a person would see it."""
+        """Wait until ``everstep status`` reports that all machines and the workers answer."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             done = self.everstep("status")
@@ -265,7 +265,7 @@ class Deployed:
         return {name: self._path(value, host) for name, value in env.items()}
 
     def _clean(self) -> dict[str, str]:
-        """Of the test's own environment nothing that means everstep or Temporal."""
+        """Return the environment of the test with no settings of everstep and Temporal but the cluster's home."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERSTEP_", "TEMPORAL_"))}
         return kept | {
             "TEMPORAL_CONFIG_FILE": str(self.folder / "none.toml"),

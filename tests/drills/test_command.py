@@ -1,4 +1,4 @@
-"""The command ``everstep drill``, and the sweep, as a script calls them."""
+"""The command ``everstep drill`` and the sweep, called as by a script."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_done_is_said_at_once(arguments: list[str], code: int, sa
 
 
 def test_what_this_computer_cannot_inject_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
-    """Without the programs for it, here: nothing is on the path."""
+    """Here the programs for the fault are missing, since PATH has none."""
     done = subprocess.run(
         [*EVERSTEP, "drill", "slow-link", "--between", "m0", "m1"],
         capture_output=True,

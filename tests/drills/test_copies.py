@@ -1,4 +1,4 @@
-"""Damaged copies and full file systems: found, named, and an older or another copy used; never a wrong byte."""
+"""Damaged copies and full file systems are found and named, and another or older copy is used, never a wrong byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WentOn = Callable[..., None]
 
 @pytest.fixture
 def room_of_its_own(tmp_path: Path) -> None:
-    """Small file systems can be mounted; else the drill itself refuses with exit code 3."""
+    """Skip the test if small file systems cannot be mounted; the drill itself would refuse with exit code 3."""
     if said := mounts.why_not(tmp_path):
         pytest.skip(said)
 
@@ -26,9 +26,11 @@ def room_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "restored_from", "lost"),
     [
-        pytest.param("buffer", {"own memory": 3, "backup": 1}, 0, marks=pytest.mark.wide),  # the backup is as new
-        pytest.param("backup", {"own memory": 3, "backup": 1}, 1, marks=pytest.mark.wide),  # the backup before it
-        ("file", {"disk": 4}, 5),  # the checkpoint on disk before it
+        pytest.param(
+            "buffer", {"own memory": 3, "backup": 1}, 0, marks=pytest.mark.wide
+        ),  # the backup has the same step
+        pytest.param("backup", {"own memory": 3, "backup": 1}, 1, marks=pytest.mark.wide),  # the earlier backup is used
+        ("file", {"disk": 4}, 5),  # the earlier step on disk is used
     ],
 )
 async def test_a_bit_flips(
@@ -62,7 +64,7 @@ async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is
     spread: DrillOf, went_on: WentOn
 ) -> None:
     result = await spread("shm-full", fits="own", machine="m1")
-    went_on(result, {"own memory": 3, "disk": 1}, lost=0)  # memory still has the step that is on disk
+    went_on(result, {"own memory": 3, "disk": 1}, lost=0)  # the other ranks still have the disk's step in memory
     assert result.emptied == ["m2"]
     assert any("no room for the backup" in text for text in result.said)
 

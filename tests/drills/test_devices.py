@@ -1,4 +1,4 @@
-"""Devices of a machine that break: inspections find it, and an incident names reason, machine and owner."""
+"""Broken devices of a machine are found by inspections, and an incident names the reason, the machine and the owner."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.drills.conftest import DrillOf
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package")]
 Recovered = Callable[..., None]
 STEPPING = 52
-"""So many steps that there are some left once the machine was found faulty."""
+"""Enough steps that the job still steps when the machine is found faulty."""
 KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
 
 
 def went_on(result: DrillResult, *, incidents: int = 1) -> None:
-    """The fault is told, and the job has lost nothing."""
+    """Check that the fault was reported and the job lost no step."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "observed", 1)
     assert (len(result.incidents), result.steps_lost, result.losses_match) == (incidents, 0, True)
@@ -29,7 +29,7 @@ def went_on(result: DrillResult, *, incidents: int = 1) -> None:
 
 
 def replaced(result: DrillResult, machine: str = "m1") -> None:
-    """Another machine has the place of the one at fault, and no step is lost: all ranks ended one, and saved it."""
+    """Check that a machine was replaced, and no step was lost: all ranks had ended and saved the same step."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
     assert (result.evicted, result.losses_match) == ([machine], True)

@@ -1,4 +1,4 @@
-"""Real jobs that end, stand still or fail where it is easily taken for something else."""
+"""Real jobs that end, hang or fail in ways that are easily confused with others."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ for step in range(50):
 
 @pytest.fixture
 def run(cluster: DrillCluster, tmp_path: Path) -> Run:
-    """Run a script as a job of two ranks until it ends or is parked, and give it up then.
+    """Runs a script as a job of two ranks until the job ends or is parked; a parked job is abandoned.
 
-    The script's file ``shown`` appears once the job has recorded how the script shows its steps.
+    For the script, the file ``shown`` appears once the job has recorded how the script shows its steps.
     """
 
     async def until_over(script: str, **policy: dict[str, Any]) -> JobState:
@@ -115,7 +115,7 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
             if state.status == "parked":
                 await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
             await cluster.control.result(name)
-        # How it was before it was given up, and all that is known of it since.
+        # The status from before the job was abandoned, and everything else from after that.
         return (await cluster.control.state(name)).model_copy(update={"status": state.status})
 
     return until_over
@@ -175,4 +175,6 @@ async def test_a_script_that_showed_steps_is_not_recovered_by_living(run: Run) -
     state = await run(FAILS_AFTER_STEPS, confirm={"alive_s": 0.5}, retry={"max_attempts": 10})
 
     assert (state.status, len(state.lineage)) == ("parked", 4)
-    assert [one.resolution for one in state.incidents] == ["abandoned"], "one incident, which was never over"
+    assert [one.resolution for one in state.incidents] == ["abandoned"], (
+        "there was one incident, which did not end by itself"
+    )

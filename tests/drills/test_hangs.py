@@ -1,4 +1,4 @@
-"""Hangs: each ends with the machine out of the job on which it hung, bit for bit; what was seen is in the ledger."""
+"""Hangs: the machine at fault leaves the job, the result is equal bit for bit, and the ledger has the samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
 def left(result: DrillResult, *machines: str) -> None:
-    """These machines left the job, and no others; it lost a step at most."""
+    """Check that exactly these machines left the job, after one incident, and the result is right."""
     assert result.problems == []
     assert (result.resolution, result.evicted) == ("eviction", sorted(machines))
     assert [name for name, _ in result.stages][:3] == ["trace", "stop", "evict"]

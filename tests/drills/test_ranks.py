@@ -1,4 +1,4 @@
-"""Faults of ranks: each heals by one reattempt, bit for bit."""
+"""Faults of ranks: after one reattempt, the result is equal bit for bit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(
 
 @pytest.mark.wide
 async def test_a_kill_between_two_steps_of_the_optimizer(drill: DrillOf, recovered: Recovered) -> None:
-    """Four bodies make an optimizer step: the gradients of the first two of them come from the checkpoint."""
+    """An optimizer step takes four bodies, and the gradients of the first two are restored from the checkpoint."""
     script = [str(example("ddp.py")), "--steps", "24", "--accumulate", "4", "--dim", "16"]
     result = await drill("kill-rank", ranks=[2], tp=1, at_step=10, script=script, steps=None)
     recovered(result)
@@ -82,7 +82,7 @@ async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None
 
 
 async def test_a_machine_that_computes_a_wrong_bit_is_found_and_leaves(drill: DrillOf) -> None:
-    """Bitwise alignment says which; the loss, a mean over ranks, does not."""
+    """Bitwise alignment finds the machine; the loss cannot show it, since it is a mean over ranks."""
     result = await drill("bitflip", machines=3, ranks_per_machine=1, tp=1, pp=1, machine="m1", at_step=12, steps=40)
     assert result.problems == []
     assert result.ok and result.resolution == "eviction" and result.evicted == ["m1"]
@@ -103,7 +103,7 @@ async def test_a_script_that_knows_nothing_of_everstep(
     for one in map(json.loads, lines):
         losses.setdefault(one["step"], set()).add(one["loss"])
     assert sorted(losses) == list(range(40))
-    assert len(lines) > 40  # it went on from its own checkpoint and did some steps again
+    assert len(lines) > 40  # the script resumed from its own checkpoint and repeated some steps
 
 
 @pytest.mark.wide
@@ -123,7 +123,7 @@ async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillClust
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # the test before this one shows that rung
+    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test has that rung
     spec = spec.model_copy(update={"policy": spec.policy.changed(untested)})
     given = planned(request, spec, plan, cluster)
     given.write()

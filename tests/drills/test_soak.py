@@ -1,4 +1,4 @@
-"""A soak: faults that meet each other in every way; it is killed and resumed."""
+"""A soak, in which faults meet each other in every way, is killed and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
 
 SIZES = ["--machines", "4", "--ranks-per-machine", "1", "--tp", "2", "--pp", "1"]
 QUICK = ["kill-rank", "raise", "kill-during-save", "kill-machine", "kill-agent", "kill-forkserver", "kill-worker"]
-"""Without those that have to be waited for, and those that need another cluster."""
+"""Kinds of faults without long waits that need no other cluster."""
 ONLY = [text for kind in (*QUICK, "kill-temporal", "flip-bit") for text in ("--only", kind)]
 
 
@@ -44,7 +44,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     [
         (5, 16, {*get_args(How)}),
         pytest.param(10, 4, {*get_args(How)}, marks=pytest.mark.wide),
-        # A machine is lost right after a restart: on a busy computer its backups were behind.
+        # A machine is lost right after a restart, when its backups may be behind on a busy computer.
         pytest.param(4, 52, {"together", "within"}, marks=pytest.mark.wide),
     ],
 )
@@ -76,4 +76,6 @@ def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
     assert any(one["incidents"] for one in found["episodes"])
     assert all(one["steps"][1] == one["steps"][0] + GAP for one in found["episodes"])
     assert list(tmp_path.glob("everstep-drill-*")) == []
-    assert ended(soak(tmp_path, "--resume", str(folder))) == found, "nothing is left to do"
+    assert ended(soak(tmp_path, "--resume", str(folder))) == found, (
+        "the soak is complete, so resuming it again changes nothing"
+    )

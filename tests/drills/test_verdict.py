@@ -124,7 +124,7 @@ def test_a_killed_agent_deserves_that_nothing_happens() -> None:
     stood = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 109 * SECOND)))
     assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
     soon = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 105 * SECOND + SECOND // 2)))
-    assert judge(request, SPEC, soon).ok, "it was back within the time of a step"
+    assert judge(request, SPEC, soon).ok, "the agent was away for less than a step"
     away = replace(calm, seen=DrillObservations(Absence(101 * SECOND, None)))
     assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
     hurt = replace(calm, incidents=facts().incidents, generations=2)
@@ -132,7 +132,7 @@ def test_a_killed_agent_deserves_that_nothing_happens() -> None:
 
 
 def lost(steps: int, **seen: Any) -> DrillFacts:
-    """As after a strike that cost so many steps."""
+    """Return the facts after a strike that cost ``steps`` steps."""
     return facts(
         marks={"damage": {"time_ns": 1 * SECOND}, "strike": {"time_ns": 10 * SECOND}},
         incidents=[IncidentFacts("incident/job/0001", 11 * SECOND, report(lost_steps=steps))],
@@ -220,7 +220,7 @@ def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fi
 
 def test_what_was_not_moved_lay_in_its_own_memory() -> None:
     moved = [
-        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of a choice that came to nothing
+        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of an earlier choice, which failed
         CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
         CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]

@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(300)]
 NAMES = ("one", "two")
 ROUNDS = 20
 JOB = "same"
-"""Both clusters have a job of this name at the same time."""
+"""The name of a job that both clusters have at the same time."""
 
 
 async def run_job(name: str, script: Path) -> set[int]:
-    """Pids of the workers that a job of a cluster was executed by."""
+    """Run a job on a cluster; returns the process ids of the workers that executed it."""
     async with await Control.connect(name, local=True) as control:
         await control.start_job(JobSpec(name=JOB, script=str(script)), control.machines[:1])
         assert (await control.result(JOB)).outcome == "finished"
@@ -39,7 +39,7 @@ async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
-    with ThreadPoolExecutor() as threads:  # as two people would: neither waits for the other
+    with ThreadPoolExecutor() as threads:  # both at once, as if two people started them
         came = threads.map(lambda name: local.up(name, machines=1, standbys=0, workers=1), NAMES)
         found = dict(zip(NAMES, came, strict=True))
     try:
@@ -49,7 +49,7 @@ async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             running = local.processes(cluster)
             _, port = ports.split(cluster.temporal_address)
             listening = {one.laddr.port for one in psutil.Process(running["temporal"]).net_connections("tcp")}
-            assert port in listening, f"the server that answers {name} is its own"
+            assert port in listening, f"the server at the address of {name} is its own"
             assert await run_job(name, script) == {running["worker-0"]}
     finally:
         for name in NAMES:
@@ -57,7 +57,7 @@ async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_two_people_type_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with two processes."""
+    """Two clusters are started at once by two processes."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     command = [sys.executable, "-P", "-m", "console.main", "up", "--machines", "1", "--standbys", "0", "--workers", "1"]
     started = [

@@ -1,4 +1,4 @@
-"""Machines that leave a job, in turn and for every reason, and healthy ones that never do: ``make drills``."""
+"""Each machine leaves a job for every reason to evict it, and healthy machines never leave: ``make drills``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEN: dict[str, Any] = {"machines": 10, "ranks_per_machine": 1, "tp": 2, "pp": 1,
 FOUR: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 8}
 SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
 STEPPING = SMALL | {"steps": 52}
-"""Of a job that has steps left once its machine was found faulty."""
+"""The sizes of a job that still steps when its machine is found faulty."""
 CONTROL = ("kill-worker", "kill-temporal")
 KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
 WentOn = Callable[..., None]
@@ -30,14 +30,14 @@ WentOn = Callable[..., None]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, large enough for a job of ten machines and three in the places of others."""
+    """One cluster, large enough for a job of ten machines, and for three that replace others."""
     shared = Clusters(machines=11, standbys=2)
     yield shared
     assert await shared.close() == []
 
 
 def on_others(result: DrillResult, *evicted: str) -> None:
-    """Others have the places of the machines that left, and of nobody else."""
+    """Check that exactly these machines were evicted and replaced."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
     assert (result.evicted, result.losses_match, result.leaked) == (sorted(evicted), True, [])
@@ -51,7 +51,7 @@ async def test_each_fault_that_names_its_machine_evicts_it(drill: DrillOf, reaso
 
 @pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
 async def test_each_machine_stays_away(drill: DrillOf, machine: str) -> None:
-    """Those of rank 0 and of the rendezvous store among them."""
+    """One of the machines has rank 0 and the rendezvous store."""
     on_others(await drill("kill-machine", machine=machine, gone=True, **WHOLE), machine)
 
 
@@ -60,7 +60,7 @@ GROUPS = {
     "pp": [["m0", "m2"], ["m0", "m2"], ["m1", "m3"], ["m1", "m3"]],
     "dp": [["m0", "m1"], ["m0", "m1"], ["m2", "m3"], ["m2", "m3"]],
 }
-"""Machines of each group of the whole job."""
+"""Kind of groups → the machines of each group of the job ``WHOLE``."""
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -70,7 +70,7 @@ async def test_each_group_stays_away(drill: DrillOf, kind: str, index: int) -> N
 
 
 async def test_two_ranks_that_are_stopped_at_once(drill: DrillOf) -> None:
-    """Both are named, and both machines leave; neither has the other's backups."""
+    """Both ranks are named, and both machines leave; neither machine has backups of the other."""
     on_others(await drill("stop-rank", ranks=[1, 3], **WHOLE), "m0", "m1")
 
 
@@ -81,7 +81,7 @@ async def test_each_rank_hangs(drill: DrillOf, rank: int) -> None:
 
 @pytest.mark.parametrize("index", range(4))
 async def test_a_quarter_of_the_machines_stays_away_at_once(drill: DrillOf, index: int) -> None:
-    """As behind one switch: it costs standbys, and no operator."""
+    """These machines could be behind one switch. Standbys replace them, without an operator."""
     on_others(
         await drill("kill-group", kind="tp", index=index, gone=True, **EIGHT), f"m{2 * index}", f"m{2 * index + 1}"
     )
@@ -92,7 +92,7 @@ async def test_a_standby_that_is_sick_gives_way_to_the_next_one(drill: DrillOf) 
     assert result.problems == []
     assert result.resolution == "eviction"
     assert result.evicted[0] == "m1"
-    assert len(result.evicted) <= 2, "where the pool has looked since, it does not give the sick one"
+    assert len(result.evicted) <= 2, "the pool does not give the sick machine, if it has polled it meanwhile"
     assert result.losses_match is True and result.generations == 2
 
 
@@ -112,7 +112,7 @@ async def test_where_the_pool_is_empty_the_job_takes_the_first_machine_that_come
 async def test_the_control_plane_dies_while_a_machine_is_replaced(
     drill: DrillOf, part: str, moment: str, stage: str
 ) -> None:
-    """Of a job that failed, and of one whose ranks step meanwhile."""
+    """The first job failed; the ranks of the second job step until their machine is replaced."""
     strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
     on_others(await drill(part, during="gpu-lost", **(strike | STEPPING)), "m1")
@@ -126,7 +126,7 @@ async def test_the_control_plane_dies_while_a_machine_is_waited_for(drill: Drill
 
 
 def nobody_left(result: DrillResult, resolution: str, incidents: int) -> None:
-    """Noise: the job goes on, and no machine leaves it."""
+    """Check that the job continued, and no machine left it."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution) == (True, True, resolution)
     assert (result.evicted, result.losses_match, result.leaked) == ([], True, [])
@@ -136,7 +136,7 @@ def nobody_left(result: DrillResult, resolution: str, incidents: int) -> None:
 @KERNEL_LOG
 @pytest.mark.parametrize(("code", "incidents"), [(45, 0), (31, 0), (63, 0), (94, 1)])
 async def test_an_xid_everywhere_at_once_takes_nobody_out(drill: DrillOf, code: int, incidents: int) -> None:
-    """What programs cause, what says nothing, and what is contained: verdict unknown, or not sure."""
+    """The Xid is a program's fault, shows no cause, or is contained by the GPU: its verdict is unknown or not sure."""
     nobody_left(await drill("xid", code=code, everywhere=True, **FOUR), "observed", incidents)
 
 
@@ -154,7 +154,7 @@ async def test_a_rank_that_dies_beside_an_unknown_verdict_is_tried_again(drill: 
 
 @pytest.mark.parametrize("seconds", [4.0, 12.0])
 async def test_where_a_third_of_the_agents_is_silent_the_breaker_holds(drill: DrillOf, seconds: float) -> None:
-    """And the job goes on by itself once they answer."""
+    """The job continues without an operator as soon as the agents answer."""
     nobody_left(await drill("hang-agents", count=3, seconds=seconds, **TEN), "reattempt", 1)
 
 

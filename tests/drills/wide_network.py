@@ -1,4 +1,4 @@
-"""The drills on machines with a network of their own, as a script calls them: ``make drills``."""
+"""The drills on machines with separate networks, called as by a script: ``make drills``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Se
         check=False,
         timeout=380,
     )
-    assert set(NAMED.glob("everstep-*")) <= before, "no network is left"
+    assert set(NAMED.glob("everstep-*")) <= before, "the drill left no network"
     found: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode, found["problems"]) == (0, []), done.stderr
     assert found["fired"] and found["losses_match"] and found["state_match"]
@@ -41,14 +41,14 @@ def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Se
 
 @pytest.mark.parametrize("seconds", ["6", "45"])
 def test_a_link_is_down(seconds: str) -> None:
-    """For a moment, and for longer than a stop waits: the job is parked then, and goes on by itself."""
+    """If the link is down for longer than a stop waits, the job is parked, and continues without an operator."""
     found = drill("link-down", "--machine", "m2", "--seconds", seconds)
     assert found["resolution"] == "reattempt"
     assert found["steps_lost"] <= 1
 
 
 def test_a_link_that_is_down_for_long_costs_a_standby_and_no_two_copies_step() -> None:
-    """The machine comes back with its ranks, which hang: nobody gets it before they are gone."""
+    """The machine comes back with its ranks, which hang. No job gets the machine before these ranks have ended."""
     found = drill("link-down", "--machine", "m2", "--seconds", "60", standbys=1, evicted=["m2"])
     assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
     assert found["steps_lost"] <= 1
@@ -75,14 +75,14 @@ def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
     [("nic-down", ["--machine", "m1"], 1), ("nic-flap", ["--machine", "m1"], 0), ("switch-down", [], 1)],
 )
 def test_a_second_network_card_fails(fault: str, options: list[str], incidents: int) -> None:
-    """The job does not need it: a link that is down is told, those of all machines by one incident, and one that
-    flapped is noted. Nobody leaves for that."""
+    """No machine leaves, because the job does not need the second cards. One incident reports all links that are down;
+    a link that flapped is only noted."""
     found = drill(fault, *options, standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)
 
 
 def test_a_slow_link_costs_no_machine() -> None:
-    """The vote says that ranks wait, and not that one of them is slow."""
+    """The vote finds that the ranks wait, and that no rank is slow."""
     found = drill(
         "slow-link", "--between", "m0", "m1", sizes=["--machines", "4", "--ranks-per-machine", "1"], standbys=1
     )
@@ -91,8 +91,8 @@ def test_a_slow_link_costs_no_machine() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("m1", "m2"), ("m0", "m3")])
 def test_between_two_machines_no_packet_passes(one: str, other: str) -> None:
-    """Looks at the ranks name nobody, a restart does not help, and a test between machines finds the link; so too where
-    one of them has the rendezvous store (m0)."""
+    """Samples of the ranks name no machine, and a restart does not help, but a test between machines finds the link.
+    The machines are, for example, m0, which has the rendezvous store, and m3."""
     found = drill("cut-link", "--between", one, other, sizes=FOUR, standbys=1, evicted=[other])
     assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
     assert found["steps_lost"] <= 1

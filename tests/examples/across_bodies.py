@@ -1,6 +1,6 @@
-"""Scripts in which something lives from one body to the next: ``across_bodies.py NAME`` runs one of them.
+"""Scripts in which something lives from one body of the loop to the next; ``across_bodies.py NAME`` runs one of them.
 
-Each is a function that builds what it needs and returns what it gives to ``run.checkpoint``, and the body.
+Each script is a function that returns the things for ``run.checkpoint``, and the body of the loop.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -27,7 +27,7 @@ from tests.examples.bodies import SCRIPTS, STEPS, Numbers, Script, adamw, batch,
 
 @script
 def schedule_per_epoch(_: everstep.Run) -> Script:
-    """A scheduler that steps every few bodies, and one that needs a running mean."""
+    """A scheduler that steps after every fifth body, and another one that needs a mean over these bodies."""
     model = network()
     optimizer = adamw(model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -52,7 +52,7 @@ def schedule_per_epoch(_: everstep.Run) -> Script:
 
 @script
 def average(_: everstep.Run) -> Script:
-    """An average of weights, with which the model is evaluated."""
+    """A running average of the weights, which is evaluated in each body."""
     model = network()
     optimizer = adamw(model)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -71,7 +71,7 @@ def average(_: everstep.Run) -> Script:
 
 @script
 def randomness(_: everstep.Run) -> Script:
-    """Dropout, the generators of torch, numpy and Python, statistics of a BatchNorm, a generator of its own."""
+    """Dropout, statistics of a BatchNorm, the generators of torch, numpy and Python, and a generator of the script."""
     model = network(nn.BatchNorm1d(16), nn.Dropout(0.3))
     optimizer = adamw(model)
     own = torch.Generator().manual_seed(5)
@@ -96,7 +96,7 @@ def randomness(_: everstep.Run) -> Script:
 
 @script
 def lazy(_: everstep.Run) -> Script:
-    """Optimizer state that comes late: a parameter without a gradient in the first steps, momentum only."""
+    """Optimizer state that appears late, because some parameters have no gradient in the first steps."""
     model = network()
     side = nn.Linear(8, 4)
     optimizer = torch.optim.SGD([*model.parameters(), *side.parameters()], 0.05, momentum=0.9)
@@ -114,7 +114,7 @@ def lazy(_: everstep.Run) -> Script:
 
 @script
 def lbfgs(_: everstep.Run) -> Script:
-    """An optimizer with a closure, and a history of steps as its state."""
+    """An optimizer that calls a closure, and whose state is a history of steps."""
     model = network()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)
 
@@ -132,7 +132,7 @@ def lbfgs(_: everstep.Run) -> Script:
 
 @script
 def compiled(_: everstep.Run) -> Script:
-    """torch.compile: what it keeps is made anew."""
+    """A model compiled by torch.compile, which is compiled again after a restore."""
     model = network()
     optimizer = adamw(model)
     fast = torch.compile(model, backend="aot_eager")
@@ -157,7 +157,7 @@ class Rows(Dataset[Tensor]):
 
 
 class From(Sampler[int]):
-    """Rows in an order that is a function of the position."""
+    """Yields row numbers in a fixed random order, from a position on."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -169,13 +169,13 @@ class From(Sampler[int]):
 
 @script
 def workers(_: everstep.Run) -> Script:
-    """Workers read ahead, so what their sampler says is not where training is: the position is that of the step."""
+    """Data loader workers, which read ahead. So the position follows from the step and not from the sampler's state."""
     model = network(nn.Dropout(0.3))
     optimizer = adamw(model)
     loading: list[Iterator[Tensor]] = []
 
     def body(step: int) -> Tensor:
-        if not loading:  # in the first body, when the step is known; its seed comes from a generator of its own
+        if not loading:  # the first body, in which the step is known; the loader has its own generator
             seed = torch.Generator().manual_seed(4)
             loading.append(iter(DataLoader(Rows(), 4, sampler=From(4 * step), num_workers=2, generator=seed)))
         optimizer.zero_grad()
@@ -189,7 +189,7 @@ def workers(_: everstep.Run) -> Script:
 
 @script
 def groups_added(_: everstep.Run) -> Script:
-    """Parameters that the optimizer gets while the loop runs."""
+    """Parameters that are added to the optimizer while the loop runs."""
     model, side = network(), nn.Linear(8, 4)
     optimizer = adamw(model)
 

@@ -1,4 +1,4 @@
-"""Ranks of an example as real processes, started as the agent starts them."""
+"""Runs the ranks of an example as real processes, which are started as agents start them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Job:
-    """A job of a few ranks on this machine, launched generation by generation."""
+    """A job with a few ranks on this machine; each ``launch`` runs one generation."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Job:
         self.topology = f"{self.world},1,{mesh or f'{tp},{pp},pp-dp-tp'}"
         self.plan = shm / "faults.json"
         self.extra: dict[str, str] = {}
-        """More environment of all ranks."""
+        """More environment variables for all ranks."""
         self.generation = 0
         self.pids: list[int] = []
         self.losses: dict[tuple[int, int], str] = {}
-        """Reported losses by rank and step, the newest, as hexadecimal floats."""
+        """(Rank, step) → the newest reported loss, as a hexadecimal float."""
 
     def inject(self, **fault: Any) -> None:
-        """Plan one fault."""
+        """Plan one fault for the next launches."""
         self.plan.write_text(json.dumps([{"id": "only", **fault}]))
 
     def agreed_step(self) -> int:
-        """The newest step that all ranks hold; 0: none."""
+        """Return the newest step that all ranks hold; 0: none."""
         steps = [{s.completed_steps for s in held(self.shm / f"checkpoint-{r}") if s.valid} for r in range(self.world)]
         return max(set.intersection(*steps), default=0)
 
@@ -73,7 +73,7 @@ class Job:
         return folder
 
     def launch(self, resume: int = 0) -> list[int]:
-        """Run one generation to its end; when a rank fails the others are killed. Returns the exit codes."""
+        """Run one generation to its end; if a rank fails, the others are killed. Returns the exit codes."""
         self.generation += 1
         with Claims() as claims:
             return self._launch(claims.choose("127.0.0.1"), resume)
@@ -126,7 +126,7 @@ def shm() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def forker() -> Iterator[subprocess.Popen[str]]:
-    """A process that forks ranks."""
+    """A process that forks the ranks of jobs."""
     command = [sys.executable, str(Path(__file__).with_name("forker.py"))]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -137,7 +137,7 @@ def forker() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def make_job(shm: Path, forker: subprocess.Popen[str]) -> Callable[..., Job]:
-    """Make a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
+    """A function that makes a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
 
     def make(script: str, args: list[str], **sizes: Any) -> Job:
         return Job(Path(tempfile.mkdtemp(dir=shm)), forker, script, args, **sizes)

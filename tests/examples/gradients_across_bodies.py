@@ -1,4 +1,4 @@
-"""Scripts in which gradients live from one body to the next."""
+"""Scripts in which gradients live from one body of the loop to the next."""
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
 
@@ -18,7 +18,7 @@ from tests.examples.bodies import SCRIPTS, WINDOW, Numbers, Script, adamw, batch
 def accumulation(zero: str, *, clip: bool = False) -> Callable[[everstep.Run], Script]:
     def make(_: everstep.Run) -> Script:
         model = network()
-        unused = nn.Parameter(torch.ones(3))  # an optimizer moves it as soon as its gradient is zeros instead of None
+        unused = nn.Parameter(torch.ones(3))  # decay changes it if its gradient is zero and not None
         optimizer = torch.optim.AdamW([*model.parameters(), unused], lr=0.01)
 
         def body(step: int) -> Tensor:
@@ -57,7 +57,7 @@ SCRIPTS["accumulate_with_decay"] = accumulation("less")
 
 @script
 def zero_first(_: everstep.Run) -> Script:
-    """The loop of most tutorials: gradients stay behind, and are dropped by the next body."""
+    """The loop of most tutorials: the gradients of a body stay, and the next body drops them."""
     model = network()
     optimizer = adamw(model)
 
@@ -73,7 +73,7 @@ def zero_first(_: everstep.Run) -> Script:
 
 @script
 def never_zero(_: everstep.Run) -> Script:
-    """A step in each body, and gradients that are never dropped."""
+    """An optimizer step in each body, with gradients that are never dropped."""
     model = network()
     optimizer = adamw(model)
 
@@ -88,7 +88,7 @@ def never_zero(_: everstep.Run) -> Script:
 
 @script
 def two_optimizers(_: everstep.Run) -> Script:
-    """A GAN's: each steps in bodies of its own, and each backward pass adds to the gradients of both."""
+    """Two optimizers, as of a GAN, which step in different bodies; each backward pass adds to the gradients of both."""
     model, judge = network(), nn.Linear(4, 1)
     first, second = torch.optim.SGD(judge.parameters(), 0.05, momentum=0.9), adamw(model)
 
@@ -109,7 +109,7 @@ def two_optimizers(_: everstep.Run) -> Script:
 
 @script
 def frozen_later(_: everstep.Run) -> Script:
-    """Parameters that are frozen and thawed, by the number of the step: a frozen one keeps its gradient."""
+    """Parameters that are frozen in some steps; a frozen parameter keeps its gradient."""
     model = network()
     optimizer = adamw(model)
 
@@ -127,7 +127,7 @@ def frozen_later(_: everstep.Run) -> Script:
 
 @script
 def own_gradients(_: everstep.Run) -> Script:
-    """Gradients are collected in tensors of the script's own (main_grad)."""
+    """Gradients that are collected in the script's own tensors (main_grad)."""
     model = network()
     optimizer = adamw(model)
     main = Numbers(**{name: torch.zeros_like(one) for name, one in model.named_parameters()})
@@ -149,7 +149,7 @@ def own_gradients(_: everstep.Run) -> Script:
 
 @script
 def in_backward(_: everstep.Run) -> Script:
-    """Optimizers that step within backward: one for each parameter."""
+    """Optimizers that step during the backward pass, one for each parameter."""
     model = network()
     optimizers = {f"o{i}": torch.optim.SGD([one], 0.05, momentum=0.9) for i, one in enumerate(model.parameters())}
     of = dict(zip(model.parameters(), optimizers.values(), strict=True))
@@ -174,7 +174,7 @@ def in_backward(_: everstep.Run) -> Script:
 
 @script
 def scaler(_: everstep.Run) -> Script:
-    """GradScaler over windows, with steps that it skips, and autocast."""
+    """Autocast, and a GradScaler that skips some steps, with accumulated gradients."""
     model = network()
     optimizer = adamw(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -196,7 +196,7 @@ def scaler(_: everstep.Run) -> Script:
 
 @script
 def scaler_zero_first(_: everstep.Run) -> Script:
-    """Gradients of a skipped step stay behind, and are dropped by the next body."""
+    """A GradScaler that skips steps; the gradients of a skipped step stay, and the next body drops them."""
     model = network()
     optimizer = adamw(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -225,7 +225,7 @@ def ddp(*, view: bool, zero_last: bool = True, window: int = WINDOW) -> Callable
             if not zero_last and step % window == 0:
                 optimizer.zero_grad()
             last = step % window == window - 1
-            parallel.require_backward_grad_sync = last  # what no_sync() does
+            parallel.require_backward_grad_sync = last  # the effect of no_sync()
             loss = parallel(batch(step, run.rank)).square().mean()
             loss.backward()
             if last:

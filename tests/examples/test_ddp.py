@@ -16,12 +16,12 @@ def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, accu
     options = [*SMALL, "--accumulate", str(accumulate)]
     undisturbed = make_job("ddp.py", options, dp=dp)
     assert set(undisturbed.launch()) == {0}
-    assert len(set(undisturbed.losses.values())) == 9  # the mean of all ranks, step by step
+    assert len(set(undisturbed.losses.values())) == 9  # a loss is the mean over all ranks, so a step has one value
     job = make_job("ddp.py", options, dp=dp)
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    # Faults strike before the hook of the optimizer's step that waits for the save after 5: it may be cut short.
+    # The fault comes before the optimizer's hook waits for the save of step 5, so that save may be incomplete.
     assert agreed in {4, 5}
     job.losses.clear()
     assert set(job.launch(resume=agreed)) == {0}

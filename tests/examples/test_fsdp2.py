@@ -23,7 +23,7 @@ SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch
 def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, fault: str) -> None:
     undisturbed = make_job("fsdp2.py", SMALL, dp=dp)
     assert set(undisturbed.launch()) == {0}
-    assert len(set(undisturbed.losses.values())) == 8  # the mean of all ranks, step by step
+    assert len(set(undisturbed.losses.values())) == 8  # a loss is the mean over all ranks, so a step has one value
     job = make_job("fsdp2.py", SMALL, dp=dp)
     job.inject(fault=fault, rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
@@ -36,7 +36,7 @@ def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, faul
 
 @pytest.mark.timeout(300)
 def test_shards_of_replicas_are_restored_bit_for_bit(make_job: Any) -> None:
-    """Hybrid sharding: two replicas of two shards each."""
+    """With hybrid sharding there are two replicas of two shards each."""
     given = {"dp": 4, "mesh": "dp_replicate=2,dp_shard=2"}
     undisturbed = make_job("fsdp2.py", [*SMALL, "--replicas", "2"], **given)
     assert set(undisturbed.launch()) == {0}
@@ -56,7 +56,7 @@ def losses(job: Any) -> dict[int, float]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.wide)])
 def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: int) -> None:
-    """Without dropout the batch is all that a step depends on, and it is the same for any number of ranks."""
+    """Without dropout a step depends only on weights and batch, which are the same for any number of ranks."""
     options = [*SMALL, "--dropout", "0"]
     undisturbed = make_job("fsdp2.py", options, dp=old)
     assert set(undisturbed.launch()) == {0}
@@ -64,7 +64,7 @@ def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: 
     job.extra[environment.RESHARD_FROM] = str(undisturbed.to_disk(6))
     job.inject(fault="kill-rank", rank=1, at_step=7)
     assert job.launch(resume=6)[1] == -signal.SIGKILL
-    assert job.agreed_step() == 7  # later incidents go on from the new job's own slots
+    assert job.agreed_step() == 7  # later incidents use the new job's own slots
     assert set(job.launch(resume=7)) == {0}
     assert losses(job).keys() == {6, 7}
     for step, loss in losses(job).items():
@@ -72,13 +72,13 @@ def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: 
 
     again = make_job("fsdp2.py", options, dp=new)
     again.extra = job.extra
-    assert set(again.launch()) == {0}  # told nothing of a step, it starts from there too
+    assert set(again.launch()) == {0}  # without a resume step it also starts from this checkpoint
     assert losses(again) == losses(job)
 
 
 @pytest.mark.timeout(300)
 def test_a_checkpoint_on_disk_is_read_without_everstep(make_job: Any, tmp_path: Path) -> None:
-    """What docs/concepts/checkpoints.md says about reading one."""
+    """The checkpoint is read as docs/concepts/checkpoints.md describes."""
     job = make_job("fsdp2.py", SMALL, dp=3)
     assert set(job.launch()) == {0}
     folder = tmp_path / "step"

@@ -1,4 +1,4 @@
-"""The drawing of plans: equal seeds draw equal plans, with all meetings of faults and no fault that cannot fire."""
+"""Equal seeds draw equal plans, with faults that meet in every way, and only with faults that can fire."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_plan_is_data(tmp_path: Path) -> None:
     assert SoakPlan.read(tmp_path / "plan.json") == plan
     some = plan.only({2, 7})
     assert [one.number for one in some.episodes] == [2, 7]
-    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "steps are those of the place"
+    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "the steps follow from the place in the soak"
     assert some.request(1, 0).fault.name == plan.episodes[6].faults[0].name
 
 
@@ -87,7 +87,7 @@ def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]
 
 
 def test_each_rung_of_the_ladder_finds_some_of_the_flipped_bits() -> None:
-    """Tests, after a NaN or after a crash, and a replay."""
+    """Some flipped bits are found by tests, after a NaN or after a crash, and others by a replay."""
     shown = {
         (fault.finite, fault.only_in_job)
         for episode in draw(2, 300, only=["bitflip"]).episodes

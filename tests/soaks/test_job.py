@@ -1,4 +1,4 @@
-"""Where the job of a soak waits."""
+"""The points at which the job of a soak waits: gates, and strikes of drills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak counts as survived, what it says, and what a soak that goes on reads."""
+"""The result of a soak: what counts as survived, its text, and the journal from which a resumed soak continues."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_script_reads_episodes_and_figures() -> None:
     assert [one["number"] for one in told["episodes"]] == [1, 4]
     assert told["by_kind"]["kill-rank"] == {"tried": 2, "survived": 1}
     assert (told["ok"], told["violated"], told["episodes_run"]) == (False, 1, 2)
-    assert SoakResult.model_validate(told) == result(GOOD, VIOLATED), "another process reads it too"
+    assert SoakResult.model_validate(told) == result(GOOD, VIOLATED), "another process can read the result"
 
 
 def test_a_person_reads_what_was_violated_and_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_an_episode_that_was_not_written_whole_was_not_done(tmp_path: Path) -> N
     end = PartResult(setting="one job", violations=["the job ends: not within 120 s"])
     for one in (UNFIRED, end):
         journal.add(one)
-    assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), "what was torn is gone before more is added"
+    assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), "a torn line is removed before another is added"
     again = ABSORBED.model_copy(update={"seconds": 2.0})
     journal.add(again)
     assert journal.read() == ([GOOD, again, UNFIRED], [end])
@@ -102,5 +102,7 @@ def test_a_soak_that_goes_on_looks_at_every_end(tmp_path: Path) -> None:
     ends = [PartResult(setting=setting) for setting in of]
     assert rest_of(tmp_path / "new") == [one.number for one in plan.episodes]
     assert rest_of(tmp_path / "cut", *every[:3]) == [one.number for one in plan.episodes[3:]]
-    assert rest_of(tmp_path / "unended", *every, *ends[1:]) == of["one job"][-1:], "its end is looked at after one more"
+    assert rest_of(tmp_path / "unended", *every, *ends[1:]) == of["one job"][-1:], (
+        "the end of the soak's job is checked after one more episode"
+    )
     assert rest_of(tmp_path / "whole", *every, *ends) == []

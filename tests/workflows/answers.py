@@ -19,13 +19,13 @@ from everstep.model.slow import SlowRound
 
 
 def all_stepped(given: ConfirmSteps) -> Confirmation:
-    """All ranks stepped."""
+    """Answer that all ranks stepped."""
     now_ns, generation = time.time_ns(), given.launched.generation
     return Confirmation(generation=generation, ok=True, reason="all stepped", stepped_ns=now_ns, completed_steps=21)
 
 
 def made(given: MakeVersion) -> VersionMade:
-    """The requested version."""
+    """Answer with the requested version."""
     runs = given.request.made or given.running.model_copy(
         update={"code": given.request.code, "args": given.request.args or []}
     )
@@ -33,22 +33,22 @@ def made(given: MakeVersion) -> VersionMade:
 
 
 def all_healthy(given: DiagnoseMachines) -> Diagnosis:
-    """No machine is at fault."""
+    """Answer that no machine is at fault."""
     return Diagnosis(machines=[MachineDiagnosis(machine=one.name, verdict=Health.HEALTHY) for one in given.machines])
 
 
 def nothing_seen(given: TraceRanks) -> HangResult:
-    """No samples could be taken."""
+    """Answer that no samples could be taken."""
     return HangResult(generation=given.generation, conclusion="nothing known", reason="there are no stacks")
 
 
 def computed_alike(given: ReplayOnGroup) -> GroupRun:
-    """Every group computes the same."""
+    """Answer with the same results for every group."""
     names = [machine.name for machine in given.job.machines]
     bits = ["a"] * given.steps
     return GroupRun(group=given.group, machines=names, end=RunEnd.RAN, repeat=given.repeat, losses=bits, states=["s"])
 
 
 def even(given: VoteRound) -> SlowRound:
-    """No rank is slower than others."""
+    """Answer that no rank is slower than others."""
     return SlowRound(number=given.number, looks=10, job="none", job_why="most ranks compute no longer than before")

@@ -1,4 +1,4 @@
-"""A scripted cluster: activities of the real names that answer from a script and note every call."""
+"""A scripted cluster: activities with the real names, which answer as a test chooses and note every call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", addre
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
-    """Rank ``rank`` ended by a signal, the other one was stopped."""
+    """Return the ends of two ranks: ``rank`` ended by a signal, and the other rank was stopped."""
     return [
         exited(rank=rank, machine="m1", signal=signal, time_ns=time.time_ns(), completed_steps=step),
         RankExit(rank=1 - rank, machine="m0", signal=9, stopped_by_us=True, completed_steps=step),
@@ -76,13 +76,13 @@ def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
 
 
 def held(step: int) -> list[StateCopy]:
-    """Both ranks hold the state of a step."""
+    """Return the copies of a step that both ranks hold."""
     return [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
 
 
 @dataclass
 class ScriptedCluster:
-    """Answers what ``evidence`` and ``confirmation`` say; ``calls`` has every effect in order."""
+    """The cluster's activities. Fields like ``evidence`` have the answers; ``calls`` lists all effects in order."""
 
     calls: list[str] = field(default_factory=list)
     notes: list[WriteConclusion] = field(default_factory=list)
@@ -92,9 +92,9 @@ class ScriptedCluster:
     aligned: list[AlignRanks] = field(default_factory=list)
     launches: list[LaunchRanks] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
-    """Why launches of incidents fail for good, the next one first."""
+    """The errors with which the next launches of incidents fail without a retry, the next launch first."""
     runs: set[str] = field(default_factory=set)
-    """Of which runs the commands said that they are."""
+    """The runs that commands named."""
     evidence: Callable[[StopRanks], Evidence] = lambda given: Evidence(
         generation=given.generation, exits=exits(20), held=held(20)
     )
@@ -107,17 +107,17 @@ class ScriptedCluster:
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
-    """Machines that did not answer do."""
+    """Set: machines that did not answer now answer."""
     silent_s: float = 30.0
-    """Who waits no longer than this for silent machines hears at once that they stay silent."""
+    """A wait for silent machines that is not longer than this, seconds, ends at once without an answer."""
     leases: list[LeaseRequest] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """Machines that the pool does not give to a job that starts, and why."""
+    """Machines that the pool refuses to lease → the reasons."""
     given_back: list[GiveBack] = field(default_factory=list)
     standbys: list[Machine] = field(default_factory=list)
-    """What the pool has to spare."""
+    """The machines that the pool can give as replacements."""
     replaced: dict[str, Replaced] = field(default_factory=dict)
-    """What the pool answered, by request."""
+    """Id of a request → the pool's answer."""
     made: Callable[[MakeVersion], VersionMade] = answers.made
     checked: Callable[[CheckVersion], VersionChecked] = lambda _: VersionChecked()
     alignment: RanksAligned = field(default_factory=lambda: RanksAligned(step=20))
@@ -127,7 +127,7 @@ class ScriptedCluster:
     replayed: Callable[[ReplayOnGroup], GroupRun] = answers.computed_alike
     voted: Callable[[VoteRound], SlowRound] = answers.even
     blocked: set[str] = field(default_factory=set)
-    """Calls, e.g. ``launch 2``, that do not come to an end while they are in here."""
+    """Calls, for example ``launch 2``, that wait as long as they are in this set."""
 
     async def _pass(self, call: str) -> None:
         async with heartbeating():
@@ -136,12 +136,12 @@ class ScriptedCluster:
 
     @property
     def activities(self) -> list[Callable[..., Any]]:
-        """All of them, for a worker."""
+        """All activities, for a worker."""
         return [*self.of_ranks, self.lease, self.replace, self.give_back, self.await_standbys]
 
     @property
     def of_ranks(self) -> list[Callable[..., Any]]:
-        """All but those that ask the pool of machines."""
+        """All activities except those that ask the machine pool."""
         return [
             *(self.prepare, self.stop, self.find, self.look_at_folder, self.room, self.restore),
             *(self.launch, self.confirm, self.await_machines, self.release, self.decide, self.record),
@@ -332,8 +332,13 @@ class Jobs:
     async def start(
         self, state: dict[str, Any] | None = None, checkpoint: CheckpointPolicy | None = None, **policy: Any
     ) -> WorkflowHandle[JobWorkflow, JobResult]:
-        """Start a job of two ranks on two machines; ``state`` has further fields of its JobState, e.g. versions: the
-        last one runs."""
+        """Start a job of two ranks on two machines.
+
+        Args:
+            state: More fields of its ``JobState``; of ``versions``, the last version runs.
+            checkpoint: Its checkpoint policy.
+            policy: Groups of its recovery policy.
+        """
         name = f"job-{uuid.uuid4().hex[:8]}"
         quick = {
             "retry": {"backoff_initial_s": 0.05, "backoff_max_s": 0.05},
@@ -367,7 +372,7 @@ class Jobs:
         return await self.until(handle, lambda state: state.status == "running" and state.generation == generation)
 
     async def until(self, handle: WorkflowHandle[JobWorkflow, JobResult], ok: Callable[[JobState], bool]) -> JobState:
-        """Wait until the job's state is as wanted; the test's time-out bounds it."""
+        """Wait until the job's state is as wanted, without a time limit of its own; returns the state."""
         state: JobState = await asked(handle, "state", ok, JobState)
         return state
 
@@ -383,7 +388,7 @@ class Jobs:
 
 
 def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly:
-    """Rank 1 ended by SIGKILL."""
+    """Return a report that rank 1 ended by SIGKILL."""
     return Anomaly(
         id=f"m1-{generation}",
         generation=generation,
@@ -396,12 +401,12 @@ def anomaly(generation: int = 1, *, symptom: Symptom = Symptom.CRASH) -> Anomaly
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For ``make histories``."""
+    """Add the option for ``make histories``."""
     parser.addoption("--record-histories", action="store_true", help="store the histories that tests are marked with")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that are marked with names of histories record them."""
+    """With the option, let tests that are marked with names of histories record these."""
     if config.getoption("--record-histories"):
         for item in items:
             if isinstance(item, pytest.Function) and item.get_closest_marker("history"):
@@ -410,7 +415,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 async def recorded(request: pytest.FixtureRequest, temporal: Client) -> AsyncIterator[None]:
-    """Stores the histories that the test is marked with, once it has passed."""
+    """Store the histories with whose names the test is marked, after the test."""
     since = datetime.now(UTC)
     yield
     marker = request.node.get_closest_marker("history")
@@ -419,14 +424,14 @@ async def recorded(request: pytest.FixtureRequest, temporal: Client) -> AsyncIte
 
 @pytest.fixture
 async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
-    """Jobs on a real server and a worker that caches nothing: every workflow task replays from the start."""
+    """Jobs on a real server, with a worker that caches no runs: each workflow task replays the history."""
     async with jobs_on(temporal) as found:
         yield found
 
 
 @contextlib.asynccontextmanager
 async def jobs_on(temporal: Client) -> AsyncIterator[Jobs]:
-    """The same on another server."""
+    """Yield such jobs on any server."""
     cluster, queue, flows = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}", list(WORKFLOWS)
     async with Worker(
         temporal,

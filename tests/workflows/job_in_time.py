@@ -1,4 +1,4 @@
-"""A job in simulated time, with the real decisions about each failure, but without a server or a clock."""
+"""A job in simulated time: the decisions about each failure are real, but there is no server and no clock."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ class Strike:
     """One failure of the job."""
 
     after_s: float
-    """Since it stepped last."""
+    """How long the job stepped before, seconds."""
     machine: str = ""
     symptom: Symptom = Symptom.CRASH
     explained: bool = False
-    """An inspection names what did it."""
+    """Whether an inspection names the cause."""
     cause: str = "SIGKILL"
     again: int = 0
-    """So many restarts come to no step."""
+    """The number of restarts after it that fail before their first step."""
     finds: Rung | None = None
-    """Which rung finds a machine, which leaves."""
+    """The rung that finds the machine at fault, which then leaves; None: no rung does."""
     leaves_by: str = ""
-    """Rule by which it does; empty: the one of that rung."""
+    """The rule that evicts this machine; empty: the rule of the rung that found it."""
     step: int = -1
-    """Where it fails; -1: as far as it comes in that time."""
+    """The step at which the job fails; -1: the step that it reaches in ``after_s``."""
 
 
 @dataclass
 class JobInTime:
-    """Mutable."""
+    """The job, its simulated time, and a record of what was decided."""
 
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     versions: int = 1
     ran_s: float = 0.0
-    """How long the newest version ran before."""
+    """How long the newest version ran before the first failure, seconds."""
     now_ns: int = 1000 * HOUR * S
     state: JobState = field(init=False)
     step: int = 1000
     rungs: list[list[Rung]] = field(default_factory=list)
-    """What was tried in each incident."""
+    """The rungs that were tried in each incident."""
     plans: list[RestartPlan] = field(default_factory=list)
     known: list[set[Rung]] = field(default_factory=list)
-    """Before each plan: which rungs were tried at any time."""
+    """For each plan, the rungs that were remembered as tried before it."""
     parked: str = ""
-    """Why it is; empty: it is not."""
+    """The reason why the job is parked; empty: it is not parked."""
     launches_ns: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,14 +90,14 @@ class JobInTime:
         ]
 
     def strike(self, *strikes: Strike) -> None:
-        """Each one after the other, as long as it is not parked."""
+        """Let the job fail by one strike after the other, until it is parked."""
         for one in strikes:
             if self.parked:
                 return
             self._incident(one)
 
     def resume(self) -> None:
-        """An operator has it tried again, and it steps."""
+        """Let an operator resume the parked job, which then steps."""
         self.parked = ""
         self.now_ns += HOUR * S
         begun_ns = self.now_ns
@@ -108,7 +108,7 @@ class JobInTime:
 
     @property
     def last(self) -> list[Rung]:
-        """What was tried in the last incident."""
+        """The rungs that were tried in the last incident."""
         return self.rungs[-1]
 
     def _incident(self, strike: Strike) -> None:
@@ -158,7 +158,7 @@ class JobInTime:
             self._take(strike)
 
     def _take(self, strike: Strike, *, again: bool = False) -> None:
-        """``again``: the failure at hand is looked at once more."""
+        """Record the failure of a strike; ``again``: it replaces the incident's last failure."""
         state = self._state
         failure = Failure(
             generation=state.generation,
@@ -223,10 +223,10 @@ class JobInTime:
         )
 
     def version(self, number: int) -> JobVersion:
-        """As the job knows it."""
+        """Return a version as the job knows it."""
         return next(one for one in self.state.versions if one.number == number)
 
 
 def tried(rungs: Sequence[Sequence[Rung]]) -> list[Rung]:
-    """In all incidents, in order."""
+    """Return the rungs of all incidents, in order."""
     return [rung for of_incident in rungs for rung in of_incident]

@@ -1,4 +1,4 @@
-"""An operator approves that machines leave a job, by the command or a signal, and only the machines that were shown."""
+"""An operator approves that machines leave a job, by the command or a signal; only the shown machines may leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workflows.incident.workflow import IncidentWorkflow
 from workflows.job import JobWorkflow
 
 ASKS = {"evict": {"share": 0.0, "at_least": 0}}
-"""The breaker trips at once."""
+"""A policy with which the breaker trips at once."""
 
 
 async def parked(jobs: Any, handle: Any) -> Any:
@@ -34,7 +34,7 @@ async def parked(jobs: Any, handle: Any) -> Any:
 
 
 async def everstep(jobs: Any, folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run the real command against the server of the tests."""
+    """Run the real command against the server of the tests; returns the exit code and both outputs."""
     config = jobs.client.service_client.config
     own = {
         "TEMPORAL_ADDRESS": config.target_host,

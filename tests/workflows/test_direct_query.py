@@ -1,6 +1,7 @@
-"""Queries that no workflow task carries: the run that answered does not get ahead of its history, and can be replayed.
+"""Direct queries, which no workflow task carries. A run that answers one must not get ahead of its history, so that it
+can be replayed.
 
-Whether a worker accepts a query or a task first is chance, so each test has several jobs or updates.
+A worker may accept the query or the task first, by chance, so each test has several jobs or updates.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
             while cluster.calls.count("confirm 1") < JOBS:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
         asked = [asyncio.create_task(handle.query(JobWorkflow.current_state)) for handle in handles]
-        await asyncio.sleep(0.5)  # they wait for a worker, before there is a task
+        await asyncio.sleep(0.5)  # the queries wait for a worker before there is a task
         cluster.blocked.clear()
         for handle in handles:
             await has_task(handle)
@@ -47,7 +48,7 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
             asyncio.create_task(handle.execute_update(JobWorkflow.trained, ShareTrained(ettr=0.9, last_hour=0.8)))
             for handle in handles
         ]
-        await asyncio.sleep(0.5)  # the task takes it along
+        await asyncio.sleep(0.5)  # the pending task then carries the update
         other = await Client.connect(temporal.service_client.config.target_host, data_converter=DATA_CONVERTER)
         with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
             async with build(other, Tools(AgentClients(), ledger), task_queue=queue):
@@ -62,13 +63,13 @@ async def test_a_query_before_the_task_of_a_dead_worker_leaves_no_run_ahead_of_i
 
 
 async def has_task(handle: WorkflowHandle[Any, Any]) -> None:
-    """Wait for a workflow task, while no worker runs."""
+    """Wait until a workflow has a pending task, while no worker runs."""
     while not (await handle.describe()).raw_description.HasField("pending_workflow_task"):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
 async def test_an_update_beside_a_query_is_taken(temporal: Client) -> None:
-    """The history that answers a query may have the begin of the update's task, which is no event yet."""
+    """The history sent with a query may already have the begin of the update's task, which is not yet recorded."""
     cluster, queue, runner = ScriptedCluster(), uuid.uuid4().hex, sandbox()
     jobs, flows = Jobs(temporal, cluster, queue), list(WORKFLOWS)
     worker = Worker(temporal, task_queue=queue, workflows=flows, activities=cluster.activities, workflow_runner=runner)

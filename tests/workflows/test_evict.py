@@ -1,4 +1,4 @@
-"""Machines leave a job and are replaced, on a real server, executed from the start at each task."""
+"""Machines leave a job and are replaced, on a real server; each workflow task replays the history from the start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gone(*machines: str) -> Callable[[StopRanks], Evidence]:
 
 
 def faulty(machine: str) -> Callable[[StopRanks], Evidence]:
-    """One machine has a fault that names it for sure."""
+    """Answer a stop with evidence of a sure fault of one machine."""
 
     def evidence(given: StopRanks) -> Evidence:
         finding = Finding(inspection="gpu", reason="gpu-lost", item="GPU 3", text="lost", since_ns=5, sure=True)
@@ -111,8 +111,10 @@ async def test_a_faulty_machine_whose_ranks_go_on_is_replaced_standby_first(jobs
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     calls = jobs.cluster.calls
-    assert calls.index("replace m1") < calls.index("align 1") < calls.index("stop 1"), "standby first, stop second"
-    assert [asked.backed_up for asked in jobs.cluster.aligned] == [[1]], "the ranks of m1 go on from their backups"
+    assert calls.index("replace m1") < calls.index("align 1") < calls.index("stop 1"), (
+        "the standby is ready before the job is stopped"
+    )
+    assert [asked.backed_up for asked in jobs.cluster.aligned] == [[1]], "the ranks of m1 continue from their backups"
     assert jobs.report.evicted == ["m1"]
     assert state.incidents[-1].resolution == "eviction"
 
@@ -149,7 +151,7 @@ async def test_a_standby_that_cannot_be_made_ready_gives_way_to_the_next_one(job
     assert [machine.name for machine in state.machines] == ["m0", "m3"]
     assert jobs.report.evicted == ["m1", "m2"]
     asked = [(given.job.machines[0].name, [one.name for one in given.like]) for given in jobs.cluster.prepares[1:]]
-    assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "they have to have the libraries of those that stay"
+    assert asked == [("m2", ["m0"]), ("m3", ["m0"])], "the replacements need the libraries of the machine that stays"
 
 
 async def test_a_standby_that_cannot_be_made_ready_is_not_launched_on_after_a_wait(jobs: Any) -> None:
@@ -267,7 +269,7 @@ async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
     state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    assert state.evicted_ns == [], "by an operator: the breaker does not count it"
+    assert state.evicted_ns == [], "the breaker does not count evictions by an operator"
     told = await explanation_of(jobs, incident)
     assert (told.over, told.evicted, told.answers[0].result) == (
         True,
@@ -288,7 +290,7 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
     jobs.cluster.standbys.append(STANDBYS[0])
     state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    assert state.evicted_ns == [], "by an operator"
+    assert state.evicted_ns == [], "the breaker does not count evictions by an operator"
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])
@@ -337,7 +339,7 @@ async def test_a_silent_machine_of_a_job_that_goes_on_is_an_incident_of_its_own(
 
 
 async def test_a_machine_that_is_lost_before_or_after_the_launch_is_not_waited_for(jobs: Any) -> None:
-    """Not for the minutes that a launch and a first step have: another one takes its place."""
+    """The job does not wait for the minutes that a launch or a first step may take; another machine replaces it."""
     jobs.cluster.standbys = list(STANDBYS)
     jobs.cluster.evidence = lambda given: gone("m1", *(["m2"] if given.generation > 1 else []))(given)
     jobs.cluster.refused_launches.append("1 of 2 agents answered; m2 did not")

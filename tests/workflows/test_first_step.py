@@ -1,4 +1,4 @@
-"""Reports and checks of a generation before its first step, on a real server."""
+"""Reports about a generation before its first step, and the checks of that step, on a real server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def waits(given: ConfirmSteps) -> Confirmation:
 
 
 def answers(*each: Answer) -> Answer:
-    """Give one answer after the other, and then repeat the last."""
+    """Return a function that gives one answer after the other, and then repeats the last."""
     left = list(each)
 
     def answer(given: ConfirmSteps) -> Any:
@@ -79,7 +79,7 @@ async def refused(handle: Any, seen: Anomaly) -> bool:
 
 
 async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(jobs: Any) -> None:
-    """A hang that is seen during a recovery would be acted on in the moment in which the recovery is over."""
+    """Otherwise a hang that was seen during a recovery would open an incident as soon as the recovery is over."""
     step = asyncio.Event()
 
     async def slow(given: ConfirmSteps) -> Confirmation:
@@ -99,7 +99,7 @@ async def test_what_is_seen_of_a_generation_before_its_first_step_opens_nothing(
     assert len(state.incidents) == 1
     assert state.pending == []
 
-    # The same id again: that it was refused before must not hide what comes later.
+    # The same id again: the earlier refusal must not be repeated as the answer.
     assert not await refused(handle, anomaly(2, symptom=Symptom.HANG))
     state = await jobs.until(handle, lambda state: state.generation == 3 and state.status == "running")
     assert len(state.incidents) == 2
@@ -161,7 +161,7 @@ async def test_waiting_for_the_first_step_goes_on_in_the_next_run(jobs: Any) -> 
         await asyncio.sleep(0.02)
     first_run = (await handle.describe()).run_id
     latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
-    for _ in range(60):  # makes the history long
+    for _ in range(60):  # the signals make the history long
         await latest.signal(JobWorkflow.stop, "nonsense")
 
     state = await jobs.until(latest, lambda state: state.generation == 2 and state.status == "running")
@@ -169,7 +169,7 @@ async def test_waiting_for_the_first_step_goes_on_in_the_next_run(jobs: Any) -> 
     assert (await latest.describe()).run_id != first_run
     assert [one.number for one in state.incidents] == [1]
     first, again = jobs.cluster.confirms[:2]
-    assert again.timeout_s < first.timeout_s == 1800.0, "the time that went by counts"
+    assert again.timeout_s < first.timeout_s == 1800.0, "the next run waits only for the rest of the time"
 
 
 async def test_a_script_that_shows_nothing_is_running_and_not_confirmed_until_it_steps(jobs: Any) -> None:
@@ -217,7 +217,7 @@ def never_stepped(given: StopRanks) -> Evidence:
 
 
 async def test_a_fault_before_any_step_parks_though_the_ranks_lived_for_a_while_each_time(jobs: Any) -> None:
-    """A slow import: each restart lives for longer than it takes to be taken to run."""
+    """For example, imports are slow: each restart lives long enough to count as running, but not confirmed."""
     jobs.cluster.confirmation = lives
     jobs.cluster.evidence = never_stepped
     handle = await jobs.start(retry={"max_failures_at_step": 3})
@@ -242,7 +242,7 @@ async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_la
     jobs.cluster.confirmation = shown
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, emptied=["m1"])
     handle = await jobs.start(confirm={"timeout_s": 0.05, "factor": 1000.0})
-    # It runs as soon as it is launched; how long its first step took is known once that is confirmed.
+    # The job is running as soon as it is launched, but the time of its first step is known only after that step.
     state = await jobs.until(handle, lambda state: state.status == "running" and state.first_step_s > 0)
     await handle.execute_update(JobWorkflow.report, anomaly(1))
     await jobs.until_runs(handle, 2)

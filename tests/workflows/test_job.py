@@ -1,4 +1,4 @@
-"""A job and its incidents, on a real server, executed from the start at each task."""
+"""A job and its incidents, on a real server; each workflow task replays the history from the start."""
 
 from __future__ import annotations
 
@@ -60,18 +60,20 @@ async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
     )
     state = await jobs.until_runs(handle, 2)
 
-    assert len(set(answers)) == 2  # the repeated id is answered once for both, the other one learns that it is late
+    assert len(set(answers)) == 2  # equal ids get one answer; the other id is late
     assert [one.resolution for one in state.incidents] == ["reattempt"]
     assert state.incidents[0].lost_steps == 0
     assert [call for call in jobs.cluster.calls if "launch" in call] == ["launch 1 from -1", "launch 2 from 20"]
-    assert "handled" in await handle.execute_update(JobWorkflow.report, anomaly(1))  # an old generation changes nothing
+    assert "handled" in await handle.execute_update(
+        JobWorkflow.report, anomaly(1)
+    )  # a report about an old generation changes nothing
     assert [note.stage for note in jobs.cluster.notes] == ["decide", "closed"]
     await handle.signal(JobWorkflow.stop, {"operator": "test"})
     assert (await handle.result()).outcome == "stopped"
 
 
 async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(jobs: Any) -> None:
-    """The next generation may fail before the job knows that the incident is over."""
+    """The generation that an incident launched may fail before the job knows that the incident is over."""
     handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly(2))
     await handle.execute_update(JobWorkflow.report, anomaly(1))
@@ -107,7 +109,7 @@ async def test_the_same_step_again_and_again_parks_and_an_operator_decides(jobs:
 
 
 async def test_a_machine_that_comes_back_without_its_memory_is_judged_like_any_other_loss(jobs: Any) -> None:
-    """That it answers is no reason to lose more than the policy allows."""
+    """Even if the machine answers again, the job must not lose more steps than the policy allows."""
 
     def evidence(given: StopRanks) -> Evidence:
         back = jobs.cluster.back.is_set()
@@ -176,7 +178,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
 
     state = await jobs.until_runs(handle, 2)
     assert [one.resolution for one in state.incidents] == ["reattempt" if by_itself else "resumed by operator"]
-    assert jobs.cluster.calls.count("stop 1") == 2, "asked again what is there"
+    assert jobs.cluster.calls.count("stop 1") == 2, "the second stop asks again which copies exist"
 
 
 async def test_stopping_a_job_ends_its_open_incident_too(jobs: Any) -> None:
@@ -213,7 +215,7 @@ async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
 
 
 async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it is tried: else the incident, and with it the next one, would be over only when it is given up."""
+    """Otherwise an incident, and so the next one, would wait until the write to the ledger is given up."""
     monkeypatch.setattr(write_to_ledger, "ON_LEDGER", ON_LEDGER_WHEN_BACK)
     handle = await jobs.running()
     jobs.cluster.blocked.add("ledger")
@@ -230,13 +232,15 @@ async def test_no_recovery_waits_for_a_ledger_that_is_away(jobs: Any, monkeypatc
     for incident, note in zip(state.incidents, sorted(jobs.cluster.notes, key=lambda one: one.incident), strict=True):
         assert (note.incident, note.stage, note.report.headline) == (incident.id, "closed", incident.headline)
         assert note.launched.generation == note.report.generation
-        assert (note.report.unwritten, note.report.launched) == (0, None), "as the incident would have written it"
+        assert (note.report.unwritten, note.report.launched) == (0, None), (
+            "the ledger has the report as the incident would have written it"
+        )
     await handle.signal(JobWorkflow.stop, {"operator": "ada"})
     await handle.result()
 
 
 async def test_what_a_ledger_that_is_away_lacks_is_written_before_the_job_is_over(jobs: Any) -> None:
-    """What is under way when a workflow ends is lost, and the next try would be in half a minute."""
+    """An activity that is pending when its workflow ends is lost, and its next attempt would be half a minute later."""
     handle = await jobs.running()
     jobs.cluster.blocked.add("ledger")
     await handle.execute_update(JobWorkflow.report, anomaly())
@@ -253,7 +257,7 @@ async def test_what_a_ledger_that_is_away_lacks_is_written_before_the_job_is_ove
 
 
 async def pending_attempts(handle: Any) -> int:
-    """How often the activity was tried that has been tried most, of those under way."""
+    """Return the number of attempts of the pending activity with the most attempts."""
     described = (await handle.describe()).raw_description
     return max((one.attempt for one in described.pending_activities), default=0)
 
@@ -262,7 +266,7 @@ async def test_a_used_name_counts_on(jobs: Any) -> None:
     jobs.cluster.used = NumbersUsed(incidents=4, generations=9)
     handle = await jobs.start()
     state = await jobs.until(handle, lambda state: state.status == "running")
-    assert state.incidents_so_far == 0, "those of earlier runs are not this one's"
+    assert state.incidents_so_far == 0, "incidents of earlier runs do not count"
     await handle.execute_update(JobWorkflow.report, anomaly(10))
 
     state = await jobs.until(handle, lambda state: state.generation == 11)
@@ -272,13 +276,13 @@ async def test_a_used_name_counts_on(jobs: Any) -> None:
 
 
 async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> None:
-    """Many incidents make a long history; state, numbers and pending reports survive the new run."""
+    """Many incidents make a long history. State, numbers and pending reports are the same in the next run."""
     handle = await jobs.running(retry={"max_failures_without_progress": 1000, "max_failures_at_step": 1000})
     first_run = (await handle.describe()).run_id
     latest = jobs.client.get_workflow_handle_for(JobWorkflow.run, handle.id)
     generation = 1
     while (await latest.describe()).run_id == first_run:
-        # As watchers do: an update that meets the end of a run is sent again to the next one.
+        # As watchers do, an update that fails because a run ended is sent again to the next run.
         with contextlib.suppress(WorkflowUpdateFailedError, RPCError):
             await latest.execute_update(JobWorkflow.report, anomaly(generation), id=f"report-{generation}")
             generation += 1
@@ -300,7 +304,7 @@ async def test_a_job_carries_everything_across_continue_as_new(jobs: Any) -> Non
 async def test_a_first_launch_that_never_steps_is_an_incident(
     jobs: Any, failed: dict[str, Any], symptom: Symptom
 ) -> None:
-    """Ranks that hang before their first step, or are lost with their machine, end nowhere: nobody else reports it."""
+    """If ranks hang before their first step, or are lost with their machine, no agent reports an end of them."""
     working: Callable[[ConfirmSteps], Confirmation] = jobs.cluster.confirmation
 
     def hung(given: ConfirmSteps) -> Confirmation:
@@ -329,7 +333,7 @@ async def test_checkpoints_that_vanished_park_a_job_that_would_lose_too_much(job
 
     await jobs.until(handle, lambda state: state.status == "parked")
 
-    for _ in range(200):  # what is noted goes its own way
+    for _ in range(200):  # the incident writes to the ledger in the background
         if any("would lose 60 steps" in note.text for note in jobs.cluster.notes):
             return
         await asyncio.sleep(0.1)

@@ -20,7 +20,7 @@ POLICY = RecoveryPolicy()
 R, D, B, P = Rung.REATTEMPT, Rung.DIAGNOSE, Rung.ROLLBACK, Rung.REPLAY
 DAY = 24 * HOUR
 MINUTES = 300
-"""A job that fails so soon again made no steady progress."""
+"""A time without a failure that is too short for steady progress, seconds."""
 
 
 def test_a_transient_fault_is_restarted_and_leaves_nothing_behind() -> None:
@@ -32,7 +32,7 @@ def test_a_transient_fault_is_restarted_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("steps", [POLICY.progress.steady_steps - 10, POLICY.progress.steady_steps + 10])
 def test_enough_steps_alone_are_no_steady_progress(steps: int) -> None:
-    """A job whose steps are short does a hundred of them in no time."""
+    """A job with short steps completes a hundred of them in a short time."""
     job = JobInTime()
     job.strike(Strike(DAY, "m1"), Strike(600, "m1", step=int(job.step + DAY / STEP_S) + steps))
     assert job.rungs == [[R], [D, R]]
@@ -45,7 +45,7 @@ def test_the_time_of_tests_and_of_a_stop_is_no_progress() -> None:
     since_ns = job.state.failures[-1].over_ns
     assert since_ns > job.state.failures[-1].time_ns + 300 * S
     job.strike(Strike(HOUR - 200, symptom=Symptom.NOT_FINITE))
-    assert len(job.state.failures) == 2, "an hour since it failed, and not since it stepped again"
+    assert len(job.state.failures) == 2, "an hour passed since the failure, but not since the job stepped again"
     job.strike(Strike(HOUR, symptom=Symptom.NOT_FINITE))
     assert len(job.state.failures) == 1
 
@@ -66,7 +66,7 @@ def test_what_comes_at_once_again_climbs_within_its_incident() -> None:
 
 
 def test_a_fault_that_wanders_climbs() -> None:
-    """Another machine and another step each time, and nothing solved in between."""
+    """The job fails on another machine and at another step each time, before the earlier failure is solved."""
     job = JobInTime()
     job.strike(Strike(DAY, "m1", step=100), Strike(MINUTES, "m3", step=130), Strike(MINUTES / 3, "m2", step=140))
     assert job.rungs == [[R], [D, R], [P, R]]
@@ -107,12 +107,12 @@ def test_what_comes_once_in_two_days_begins_from_below_each_time() -> None:
 
 @pytest.mark.parametrize("every_s", [POLICY.progress.steady_steps * STEP_S, HOUR / 2, 2 * HOUR])
 def test_machines_that_fail_of_themselves_push_nobody_up_the_ladder(every_s: float) -> None:
-    """A large job: each time another machine, and inspections say so."""
+    """A large job: inspections name another machine each time."""
     job = JobInTime(versions=2, ran_s=3 * DAY)
     job.strike(*[Strike(every_s, f"m{index % 4}", explained=True) for index in range(20)])
     assert job.rungs == [[R]] * 20 and not job.parked
     job.strike(Strike(every_s, "m2"))
-    assert job.last == [R], "what was tried for them says nothing of a failure that nothing explains"
+    assert job.last == [R], "attempts for known causes do not count for an unknown cause"
     assert job.version(2).status is VersionStatus.RUNNING
 
 
@@ -127,7 +127,7 @@ def test_a_machine_that_fails_in_between_does_not_make_a_fault_look_solved_nor_u
 
 @pytest.mark.parametrize("rung", [D, P])
 def test_a_fault_whose_machine_was_found_is_over_and_the_next_one_begins_below(rung: Rung) -> None:
-    """Another machine breaks in the same way: the tests, which are the cheaper way to find it, come first again."""
+    """Another machine breaks in the same way. The tests, which cost less than a replay, come first again."""
     job = JobInTime()
     nan = Strike(MINUTES, symptom=Symptom.NOT_FINITE)
     job.strike(*([nan] if rung is P else []), replace(nan, finds=rung))
@@ -137,7 +137,7 @@ def test_a_fault_whose_machine_was_found_is_over_and_the_next_one_begins_below(r
 
 
 def test_what_was_tried_counts_on_where_the_machine_left_for_another_reason() -> None:
-    """The tests passed, and then an inspection found a GPU that is gone: it is not what the tests had looked for."""
+    """The tests passed, and later an inspection found a lost GPU, which does not explain the fault of the tests."""
     job = JobInTime()
     nan = Strike(MINUTES, symptom=Symptom.NOT_FINITE)
     job.strike(nan, replace(nan, finds=P, leaves_by="gpu-lost"))
@@ -160,7 +160,7 @@ def test_code_that_ran_well_for_days_is_not_taken_back_for_what_wanders() -> Non
     assert "rollback: v2 ran well for 72 h, and it fails at another step each time" in skipped
     here = JobInTime(versions=2, ran_s=3 * DAY)
     here.strike(*[Strike(MINUTES, f"m{index}", step=2000) for index in range(3)])
-    assert B in tried(here.rungs), "a step that it does not get over may be one that only the code knows"
+    assert B in tried(here.rungs), "if the job always fails at one step, the code may be the cause"
 
 
 def test_code_that_is_taken_back_stays_suspect_where_that_has_solved_it() -> None:
@@ -170,7 +170,7 @@ def test_code_that_is_taken_back_stays_suspect_where_that_has_solved_it() -> Non
     assert job.version(1).status is not VersionStatus.SUSPECT
     solved = Strike(20 * HOUR, "m1")
     job.strike(solved)
-    assert job.version(2).status is VersionStatus.SUSPECT, "the job went on for 20 hours without it"
+    assert job.version(2).status is VersionStatus.SUSPECT, "without v2 the job ran for 20 hours"
 
 
 def test_code_that_is_taken_back_is_cleared_where_the_job_fails_before_steady_progress() -> None:
@@ -185,7 +185,7 @@ def test_a_version_is_steady_once_it_ran_for_long_enough_and_far_enough() -> Non
     soon.strike(Strike(HOUR / 2, "m1"))
     assert (soon.version(1).proven, soon.version(1).steady) == (True, False)
     soon.strike(Strike(HOUR / 2 + 60, "m1"))
-    assert not soon.version(1).steady, "it failed in between"
+    assert not soon.version(1).steady, "the job failed before v1 was steady"
     soon.strike(Strike(HOUR, "m1"))
     assert soon.version(1).steady
 
@@ -200,11 +200,11 @@ def test_a_fault_that_nothing_solves_is_parked_with_what_was_tried_and_begins_af
     job.resume()
     job.strike(Strike(MINUTES, symptom=Symptom.NOT_FINITE))
     assert job.last == [D, R] and not job.parked
-    assert len(job.state.failures) == 2, "the one that an operator had it go on after, and this one"
+    assert len(job.state.failures) == 2, "the failure after which an operator resumed, and the new one"
 
 
 def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() -> None:
-    """All rungs were tried for crashes that nothing explains, and restarts are used up: that is another fault."""
+    """The rungs and restarts were used up for crashes without a known cause, which are another fault."""
     job = JobInTime()
     job.strike(*[Strike(2 * HOUR, "m1") for _ in range(7)])
     assert job.plans[-1].rung and job.plans[-1].rung.restarts == POLICY.ladder.restarts - 1
@@ -212,7 +212,7 @@ def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() 
     assert job.last == [R] and not job.parked
     assert job.plans[-1].rung and not job.plans[-1].rung.last
     job.strike(Strike(HOUR, "m1"))
-    assert "the fault returned after 5 restarts" in job.parked, "it is remembered"
+    assert "the fault returned after 5 restarts" in job.parked, "the restarts of the other fault are remembered"
 
 
 def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
@@ -221,7 +221,7 @@ def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
     assert not job.parked
 
 
-# Laws.
+# Laws, which hold for any strikes.
 
 SYMPTOMS = (Symptom.CRASH, Symptom.NOT_FINITE, Symptom.HANG)
 STRIKES = st.builds(
@@ -252,7 +252,7 @@ def test_no_rung_is_left_out_that_could_be_tried(strikes: list[Strike], versions
 @given(LIVES, st.sampled_from([1, 2]))
 @settings(max_examples=200)
 def test_a_fault_that_is_not_solved_is_never_met_lower_than_before(strikes: list[Strike], versions: int) -> None:
-    """Of one symptom, and never long enough without a failure: nothing is tried twice that the table has once."""
+    """All failures have one symptom and follow too soon to be solved, so no rung but the reattempt is tried twice."""
     job = JobInTime(versions=versions, ran_s=MINUTES)
     soon = [Strike(min(one.after_s, 1800.0), one.machine, again=one.again) for one in strikes]
     job.strike(*soon)
@@ -265,7 +265,7 @@ def test_a_fault_that_is_not_solved_is_never_met_lower_than_before(strikes: list
 @given(LIVES)
 @settings(max_examples=200)
 def test_every_fault_is_solved_or_parked(strikes: list[Strike]) -> None:
-    """In no window is a job launched again more often for failures of unknown cause than all rungs and limits allow."""
+    """For failures of unknown cause, the launches in any window are limited by the number of rungs and the policy."""
     job = JobInTime()
     job.strike(*[Strike(one.after_s, one.machine, one.symptom, again=one.again) for one in strikes])
     most = max(len(path.rungs) for path in PATHS) + POLICY.ladder.repeats + POLICY.ladder.restarts
@@ -284,7 +284,7 @@ def test_what_inspections_explain_climbs_nowhere(strikes: list[Strike]) -> None:
 
 
 def test_the_model_parks_and_restarts_for_the_reasons_of_the_product() -> None:
-    """That the laws above are not true of a model that does nothing."""
+    """This test shows that the laws above do not hold only because the model does nothing."""
     job = JobInTime(versions=2, ran_s=MINUTES)
     job.strike(Strike(DAY, "m1", again=20))
     assert {plan.action for plan in job.plans} == {Action.REATTEMPT, Action.DIAGNOSE, Action.REPLAY, Action.PARK}

@@ -67,7 +67,7 @@ async def test_updates_without_sense_change_nothing(jobs: Any) -> None:
     with pytest.raises(WorkflowUpdateFailedError):
         await handle.execute_update(JobWorkflow.finished, -5)
     state = await jobs.until(handle, lambda state: state.status == "running")
-    assert state.outcome == "", "a generation that does not exist cannot be the end of the job"
+    assert state.outcome == "", "a generation that does not exist cannot finish the job"
     await handle.execute_update(JobWorkflow.finished, 1)
     assert (await handle.result()).outcome == "finished"
 

@@ -1,4 +1,4 @@
-"""Faults with which a job continues, on a real server, executed from the start at each task."""
+"""Faults despite which a job continues, on a real server; each workflow task replays the history from the start."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_flood_of_faults_is_bounded(jobs: Any) -> None:
     many = [fault(number, reason=f"reason-{number}") for number in range(2 * MOST_WAITING)]
 
     async def observe(found: Anomaly) -> str:
-        """As a watcher does: so many updates make the job continue as new, and meanwhile it takes none."""
+        """Repeat an update as a watcher does, since the job takes no updates while it continues as new."""
         while True:
             try:
                 return str(await handle.execute_update(JobWorkflow.observe, found))

@@ -1,4 +1,4 @@
-"""Jobs of another release: each continues, and a job whose state cannot be read is named."""
+"""Jobs of another release continue, and a job whose state cannot be read is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATER: dict[str, Any] = {
     "failures": [{"generation": 2, "step": 20, "symptom": "drifts", "cause": "drifts", "rack": "r7"}],
     "evicted": ["m9"],
 }
-"""The state of a job as a later release may keep it."""
+"""The state of a job in the form of an imagined later release."""
 
 
 async def test_a_job_that_cannot_be_read_is_named_and_all_others_are_shown(
@@ -73,7 +73,7 @@ def test_many_troubled_jobs_do_not_fill_the_terminal() -> None:
 
 
 async def test_a_server_that_is_another_cluster_s_is_told_as_such(temporal: Client) -> None:
-    """As after an address went to another one's server: its namespaces are others."""
+    """The server at an address may now be another cluster's, which has other namespaces."""
     lost = Client(temporal.service_client, namespace="everstep-elsewhere", data_converter=temporal.data_converter)
     async with Control(lost, None) as control:
         for asked in (control.jobs(), control.state("gpt"), control.run_of("gpt")):
@@ -82,7 +82,7 @@ async def test_a_server_that_is_another_cluster_s_is_told_as_such(temporal: Clie
 
 
 async def test_a_job_goes_on_from_the_state_of_a_later_release_and_keeps_what_it_says(jobs: Any) -> None:
-    """A downgrade: this release takes the workflow over, has an incident, and hands all of it on."""
+    """After a downgrade, this release continues the workflow, has incidents, and keeps the later release's fields."""
     machines = [{"name": f"m{rank}", "address": f"127.0.0.1{rank}:1", "rack": "r7"} for rank in (0, 1)]
     spec = {**LATER["spec"], "machines": 2, "policy": {"retry": {"max_failures_at_step": 9}, "evict_after": 3}}
     pending = [{"id": "m1-9", "generation": 3, "symptom": "drifts", "headline": "rank 1 drifts", "seen_ns": 1}]

@@ -1,4 +1,4 @@
-"""No payload converter depends on its context, because the workflow runner computes the context only once."""
+"""No payload converter may depend on a context, because the workflow runner computes the context only once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from activities.payloads import DATA_CONVERTER, Codec
 
 
 def parts() -> list[object]:
-    """Everything that converts a payload or a failure."""
+    """Return everything that converts payloads or failures."""
     whole = DATA_CONVERTER.payload_converter_class()
     inner = list(whole.converters.values()) if isinstance(whole, CompositePayloadConverter) else [whole]
     return [*inner, DATA_CONVERTER.failure_converter, DATA_CONVERTER.payload_codec, Codec(Keys({"k1": bytes(32)}))]
@@ -18,7 +18,7 @@ def parts() -> list[object]:
 
 @pytest.mark.parametrize("part", parts(), ids=lambda part: type(part).__name__)
 def test_no_converter_of_ours_depends_on_a_context(part: object) -> None:
-    """A composite passes a context on to its parts; none of ours takes it."""
+    """A composite converter passes a context on to its parts, but no part of ours uses a context."""
     assert not isinstance(part, WithSerializationContext)
 
 

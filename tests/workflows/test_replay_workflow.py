@@ -1,4 +1,4 @@
-"""The replay workflow, on a real server, executed from the start at each task; each repeat is a run of its own."""
+"""The replay workflow, on a real server; each task replays the history from the start, and each repeat is a run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 @dataclass
 class Carried:
-    """A replay that has ended."""
+    """The results of a replay that has ended."""
 
     found: Replayed
     begun: Counter[str]
-    """How often each group was begun in each repeat."""
+    """``group/repeat`` → how often the group was begun in that repeat."""
     histories: list[WorkflowHistory]
-    """Of its runs, the newest first."""
+    """The histories of its runs, the newest first."""
     page: str
 
 
@@ -50,13 +50,13 @@ NAN: dict[str, Any] = {"end": RunEnd.NOT_FINITE, "why": "at step 2"}
 
 
 def wrong_on(machine: str, given: ReplayOnGroup) -> GroupRun:
-    """Every group with the machine has a loss that is not finite."""
+    """Answer that each group with the machine has a loss that is not finite."""
     found = computed_alike(given)
     return found.model_copy(update=NAN) if machine in found.machines else found
 
 
 async def replayed(temporal: Client, machines: int, group: Group, **policy: Any) -> Carried:
-    """Replay a job on a number of machines."""
+    """Replay a job on a number of machines; ``group`` answers for each group."""
     begun: Counter[str] = Counter()
 
     @activity.defn(name=ReplayOnGroup.name)
@@ -93,14 +93,14 @@ async def replayed(temporal: Client, machines: int, group: Group, **policy: Any)
 
 
 REPEATED = {"replay": {"fault_share": 0.2, "miss_probability": 0.1}}
-"""Both phases six times at most."""
+"""A policy with which both phases are run at most six times."""
 
 
 @pytest.mark.parametrize("repeat", [1, 2])
 async def test_a_worker_that_dies_in_the_middle_of_a_phase_repeats_no_group_that_is_over(
     temporal: Client, repeat: int
 ) -> None:
-    """The one of row 2 says no more, as one that was killed: only its group begins again."""
+    """The worker of row 2 falls silent, as if killed. Only this group begins again."""
     dead = asyncio.Event()
 
     async def group(given: ReplayOnGroup) -> GroupRun:
@@ -137,7 +137,7 @@ async def test_other_bits_name_a_machine_once_they_showed_again(temporal: Client
 
 @pytest.mark.history("replay-continued")
 async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_all(temporal: Client) -> None:
-    """What comes in the first repeat counts in the last one."""
+    """Results of the first repeat count in the last one."""
 
     async def group(given: ReplayOnGroup) -> GroupRun:
         found = bounded(computed_alike(given).model_copy(update={"seconds": 10.0, "states": ["s"] * 3000}))
@@ -151,7 +151,7 @@ async def test_repeats_have_short_histories_of_their_own_and_one_page_tells_of_a
     assert (over.found.found, over.found.suspects, over.found.repeats) == (ReplayConclusion.ONE, ["m7"], 5)
     assert len(over.histories) == 5 and set(over.begun.values()) == {1}
     sizes = [history_bytes(history) for history in over.histories]
-    assert max(sizes) < 2 * sizes[-1], "no later run is much larger than the first"
+    assert max(sizes) < 2 * sizes[-1], "no later run has a much larger history than the first"
     assert "**row 2**" in over.page and "50.00" in over.page and "40.00" in over.page
     replayer = Replayer(workflows=WORKFLOWS, data_converter=DATA_CONVERTER, workflow_runner=sandbox())
     for history in over.histories:
@@ -164,7 +164,7 @@ def history_bytes(history: WorkflowHistory) -> int:
 
 @pytest.mark.parametrize("again", [True, False])
 async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, again: bool) -> None:
-    """In a second repeat, where one is enough else."""
+    """The group is tried again in a second repeat, although the policy allows only one repeat otherwise."""
     bounds = set[tuple[float, float]]()
 
     async def group(given: ReplayOnGroup) -> GroupRun:
@@ -178,7 +178,7 @@ async def test_a_group_that_does_not_start_is_tried_again(temporal: Client, agai
     over = await replayed(temporal, 6, group, **policy)
     said = (ReplayConclusion.ONE, ["m3"]) if again else (ReplayConclusion.NOTHING, [])
     assert (over.found.found, over.found.suspects, over.found.repeats) == (*said, 2)
-    assert bounds == {(16.0, 7.0)}, "twice as long as a start of the job took, and the steps' own time"
+    assert bounds == {(16.0, 7.0)}, "the start may take twice as long as the job's, and the steps have their own limit"
 
 
 async def test_groups_that_share_a_machine_do_not_run_at_once(temporal: Client) -> None:

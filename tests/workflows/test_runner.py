@@ -1,4 +1,4 @@
-"""Which direct queries drop a run from the cache."""
+"""The direct queries after which a run is dropped from the cache."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Step = tuple[WorkflowActivation, WorkflowActivationCompletion]
 
 
 def goes_on(*commands: WorkflowCommand, to: int, replaying: bool) -> Step:
-    """A run is taken as far as the event ``to``, and says what it wants."""
+    """Return a step that takes the run up to the event ``to``, after which the run returns these commands."""
     timer = WorkflowActivationJob(fire_timer=FireTimer(seq=1))
     activation = WorkflowActivation(run_id="run", history_length=to, is_replaying=replaying, jobs=[timer])
     return activation, WorkflowActivationCompletion(run_id="run", successful=Success(commands=commands))
 
 
 def asked(query: str, *, at: int) -> Step:
-    """The SDK marks all queries as replays."""
+    """Return a step that asks the run a query; the SDK marks all queries as replays."""
     job = WorkflowActivationJob(query_workflow=QueryWorkflow(query_id=query, query_type="state"))
     activation = WorkflowActivation(run_id="run", history_length=at, is_replaying=True, jobs=[job])
     return activation, WorkflowActivationCompletion(run_id="run", successful=Success())
@@ -81,7 +81,7 @@ def test_the_commands_of_all_activations_of_a_task_are_counted() -> None:
 
 
 def test_a_further_task_that_came_with_a_query_drops_the_run() -> None:
-    """Its begin has two events: scheduled and started."""
+    """The begin of a task has two events: scheduled and started."""
     for at in (7, 8):
         assert dropped(goes_on(TIMER, to=4, replaying=True), asked(DIRECT, at=at)) == ["run"]
     assert dropped(goes_on(to=4, replaying=True), asked(DIRECT, at=6)) == ["run"]

@@ -1,4 +1,4 @@
-"""Storage that does not answer is asked again, and then an operator decides: unknown is not empty. On a real server."""
+"""Storage that does not answer is not treated as empty: it is asked again, and then an operator decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISK = CheckpointPolicy(disk_path="/mnt/runs", disk_every_steps=10)
 SILENT = Unlisted(tier=Tier.DISK, machines=["m1"], reason="/mnt/runs cannot be listed: no answer for 5 s")
 KILLED = RankExit(rank=1, machine="m1", signal=9, time_ns=5, completed_steps=26)
 OWN = [copy(0, 25, Tier.OWN, "m0"), copy(0, 26, Tier.OWN, "m0"), copy(0, 20, Tier.DISK, "m0")]
-"""What is left of rank 0: m1 came back empty, and nothing was backed up."""
+"""The copies of rank 0, which are all that is left: m1 came back empty, and there were no backups."""
 
 
 def m1_lost(given: StopRanks) -> Evidence:
@@ -42,7 +42,7 @@ async def lose(jobs: Any, checkpoint: CheckpointPolicy = DISK, **policy: object)
 
 
 def hanging(until: Callable[[], bool]) -> Callable[[FindCheckpoints], Evidence]:
-    """m1's disk does not answer until something holds; then it has rank 1's file of step 20."""
+    """Return an answer of m1's disk: no answer until ``until`` holds, and then rank 1's file of step 20."""
 
     def find(given: FindCheckpoints) -> Evidence:
         if until():
@@ -136,7 +136,7 @@ async def test_what_was_accepted_covers_no_larger_loss(jobs: Any) -> None:
 
 
 async def test_nobody_waits_for_storage_that_cannot_have_anything_newer(jobs: Any) -> None:
-    """m1 is gone with its disk, and its backup is as new as anything on a disk can be."""
+    """m1 is lost with its disk, but the backup of its rank is at least as new as any file on a disk."""
     jobs.cluster.evidence = lambda given: m1_lost(given).model_copy(
         update={"held": [*OWN, copy(1, 25, Tier.BACKUP, "m0")]}
     )

@@ -1,4 +1,4 @@
-"""Updates of a job's code: requested, tried, applied at once or with a recovery, and taken back."""
+"""Updates of a job's code are requested, tried, applied at once or with a recovery, and rolled back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ URGENT = {**LAZY, "urgency": "urgent"}
 
 
 async def running(jobs: Jobs, **policy: Any) -> Any:
-    """A job that runs its first version."""
+    """Start a job, and wait until it runs its first version."""
     return await jobs.running(**policy)
 
 
@@ -50,7 +50,7 @@ async def until_status(jobs: Jobs, handle: Any, number: int, status: str) -> Job
 
 
 def stopped(given: StopRanks) -> Evidence:
-    """All ranks lived until they were stopped at step 20."""
+    """Answer a stop with evidence that all ranks lived until they were stopped at step 20."""
     ends = [
         RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
     ]
@@ -58,7 +58,7 @@ def stopped(given: StopRanks) -> Evidence:
 
 
 def raised(given: StopRanks) -> Evidence:
-    """Rank 1 raised an exception at step 20."""
+    """Answer a stop with evidence that rank 1 raised an exception at step 20."""
     ends = [
         exited(rank=1, machine="m1", code=1, time_ns=1, completed_steps=20, exception="KeyError: 'loss'"),
         RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, completed_steps=20),
@@ -67,7 +67,7 @@ def raised(given: StopRanks) -> Evidence:
 
 
 def fails(code: str) -> Any:
-    """A confirmation: the ranks of that code raise before their first step."""
+    """Return a confirmation that fails for this code, as if its ranks raised before their first step."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         ok = given.job.spec.code != code
@@ -254,7 +254,7 @@ async def test_a_version_that_fails_at_once_is_taken_back(jobs: Jobs) -> None:
     assert "back to v1: v2, requested by ada" in "\n".join(note.text for note in jobs.cluster.notes)
     assert version(state, 1).ranges == [(1, 0, 20), (3, 20, -1)]
 
-    # The same code is not tried again, unless it is asked for by its number.
+    # The same code is refused, unless it is requested by its version number.
     await ask(handle, URGENT | {"operator": "bob"})
     state = await until_status(jobs, handle, 3, VersionStatus.REFUSED)
     assert "it is the same as v2, which was rolled back" in version(state, 3).why
@@ -286,7 +286,9 @@ async def test_a_machine_that_fails_is_not_held_against_a_new_version(jobs: Jobs
     assert (state.spec.version, state.incidents[1].resolution) == (2, "reattempt")
     await handle.execute_update(JobWorkflow.report, anomaly(3))
     state = await jobs.until_runs(handle, 4)
-    assert (state.spec.version, state.incidents[2].resolution) == (1, "rollback"), "twice, in its first steps"
+    assert (state.spec.version, state.incidents[2].resolution) == (1, "rollback"), (
+        "the version failed twice in its first steps"
+    )
 
 
 async def test_an_operator_takes_a_version_back(jobs: Jobs) -> None:
@@ -350,7 +352,7 @@ def noted(jobs: Jobs, number: int) -> list[str]:
 
 
 async def test_each_version_is_noted_in_the_ledger_as_it_changes(jobs: Jobs) -> None:
-    """Made, refused, applied, taken back, withdrawn; and how it ended with the job."""
+    """The ledger has each status of a version, and how it ended with the job."""
     jobs.cluster.evidence = stopped
     handle = await running(jobs)
     await ask(handle, URGENT)

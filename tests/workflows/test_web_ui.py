@@ -1,4 +1,4 @@
-"""Texts for the Web UI."""
+"""The texts that workflows show in the Web UI."""
 
 from __future__ import annotations
 

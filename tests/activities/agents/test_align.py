@@ -27,7 +27,7 @@ def shown(
 
 
 def machine(*replies: pb.ProgressReply) -> FakeAgent:
-    """Return an agent that reports these states one after the other, and then repeats the last."""
+    """Return an agent that reports these states one after the other, and then nothing more."""
 
     return FakeAgent(align_ranks=pb.AlignRanksReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 

@@ -1,4 +1,4 @@
-"""A version is tried on machines before the job runs it."""
+"""A version is tried on the job's machines before the job runs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED = Outcome(outcome=Outcome.FAILED, text=TRACE)
 
 
 def agent(answer: Answer, **answers: Answer) -> FakeAgent:
-    """Return an agent that has the code, and gives this result of a trial."""
+    """Return an agent that has the code and answers a trial with ``answer``."""
     has = lambda request: pb.HasCodeReply(digests=request.digests)  # noqa: E731
     return FakeAgent(try_code=answer, **({"has_code": has} | answers))
 
@@ -42,7 +42,7 @@ def policy(check_s: float) -> RecoveryPolicy:
 
 
 async def checked(agents: Sequence[FakeAgent], *, silent: int = 0, store: VersionStore | None = None) -> VersionChecked:
-    """Try a version on agents, and on a number of machines that do not answer."""
+    """Try a version on agents and on ``silent`` machines that do not answer; returns the result."""
     spec = JobSpec(
         name="gpt",
         script="job.py",
@@ -142,7 +142,7 @@ async def test_code_that_is_in_no_store_is_refused(tmp_path: Path) -> None:
 
 
 async def test_what_no_machine_could_try_is_refused() -> None:
-    """For example, no fork server starts with the version's variables: then its ranks could not start either."""
+    """For example, no fork server starts with the version's variables, so its ranks could not start either."""
     unfit = AgentError("the fork server did not start: ValueError: Invalid format")
     found = await checked([agent(unfit), agent(unfit)], silent=1)
     assert found.refused.startswith("it could not be tried on any machine\nm0: ") and "Invalid format" in found.refused
@@ -165,7 +165,7 @@ async def test_real_agents_try_real_code(tmp_path: Path) -> None:
                 spec = JobSpec(name="gpt", script="job.py", code=taken.digest, cwd=str(tmp_path), policy=policy(60.0))
             given = CheckVersion(job=PlacedJob(spec=spec, machines=[Machine(name="m1", address=running.address)]))
             environment = ActivityEnvironment()
-            environment.info = replace(environment.info, activity_id=taken.digest)  # another one each time
+            environment.info = replace(environment.info, activity_id=taken.digest)  # a new id for each version
             return await perform(given, environment, agents=pool, versions=store)
 
         assert await told("import everstep\neverstep.join()\nraise SystemExit('went on')\n") == VersionChecked()

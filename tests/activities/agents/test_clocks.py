@@ -1,4 +1,4 @@
-"""Times of a machine with a wrong clock are corrected, so that the first failure and its age are still known."""
+"""The times that a machine with a wrong clock reports are corrected, so the first failure and its age are known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from everstep.model.machine import Machine
 S = 10**9
 NOW = 10**6 * S
 OFF = st.one_of(st.just(0), st.integers(-(10**5), 10**5).filter(lambda off: abs(off) > 12))
-"""Seconds by which a clock is off; between these an order of ends that are seconds apart may be wrong."""
+"""The error of a clock, seconds: none, or large enough to be corrected. A smaller error is not corrected, and could
+change the order of ends that are seconds apart."""
 
 
 def crashed(rank: int, at_ns: int) -> pb.RankEnd:
@@ -33,7 +34,7 @@ def crashed(rank: int, at_ns: int) -> pb.RankEnd:
 def test_the_first_end_is_found_whatever_the_clocks_say(off_s: tuple[int, int, int]) -> None:
     replies = {}
     for rank, off in enumerate(off_s):
-        # Rank 1 crashed first. All were asked at NOW, and answered 2 s later.
+        # Rank 1 crashed first. All machines were asked at NOW, and answered 2 s later.
         end = crashed(rank, NOW - (8 if rank == 1 else 5) * S + off * S)
         replies[f"m{rank}"] = reply = pb.StopReply(ranks=[end], now_ns=NOW + 2 * S + off * S)
         fit_stop(reply, asked_ns=NOW, heard_ns=NOW + 2 * S + 10**6)
@@ -68,7 +69,7 @@ def test_milestones_are_told_by_one_clock(off_s: int) -> None:
 @pytest.mark.parametrize("says_age", [True, False])
 def test_saves_that_stop_are_noticed_in_the_same_moment(off_s: int, says_age: bool) -> None:
     seconds = noticed(lambda second: off_s, says_age=says_age)
-    assert seconds == 26, "the last save was at 20, and may be 5 s old"
+    assert seconds == 26, "the last save was at second 20, and may be 5 s old"
 
 
 @pytest.mark.parametrize("off_s", [-86_400, 86_400])
@@ -77,7 +78,7 @@ def test_a_clock_that_is_set_meanwhile_hides_nothing(off_s: int) -> None:
 
 
 def noticed(off_s: Any, *, says_age: bool) -> int | None:
-    """The second in which it is noticed that nothing was saved since second 20; a step takes 0.1 s."""
+    """Return the second in which a watcher notices that nothing was saved since second 20; a step takes 0.1 s."""
     job = watched(1)
     for second in range(1, 60):
         reply = shows(0, NOW + (second + off_s(second)) * S, 10 * second)

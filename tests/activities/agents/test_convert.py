@@ -1,4 +1,4 @@
-"""Conversions of job settings to messages, and of answers from messages."""
+"""The conversion of a job's settings to messages for agents, and of the agents' answers from messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import json, os, sys
 json.dump(dict(os.environ), open(f"{sys.argv[1]}/{os.environ['RANK']}", "w"))
 """
 OF_ITS_OWN = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
-"""What torchrun sets for its own launcher's sake, and what torch reads with the same default."""
+"""Variables that only torchrun's launcher needs, or that torchrun sets to torch's default."""
 
 
 def test_a_rank_gets_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_rank_gets_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
 
     set_by_torchrun = {name for name in theirs if name not in given} - OF_ITS_OWN
     assert {"RANK", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"} <= set_by_torchrun
-    assert set_by_torchrun - {"LC_CTYPE"} <= ours.keys()  # Python itself sets the locale
+    assert set_by_torchrun - {"LC_CTYPE"} <= ours.keys()  # Python itself sets LC_CTYPE
     numbers = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"]
     same = [*numbers, "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"]
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
@@ -89,7 +89,7 @@ def test_each_machine_is_told_where_the_backups_of_its_ranks_go() -> None:
 
 
 def test_agents_are_told_all_of_the_checkpoint_policy_that_is_theirs() -> None:
-    """A new field of the policy must reach the agents, or be decided by the control plane."""
+    """A new field of the policy must be sent to the agents, or be listed here as used by the control plane."""
     options = {field.name for field in checkpoint_options(JobSpec(name="job", script="/job.py")).DESCRIPTOR.fields}
 
     ours = {"disk_every_min", "state_mb_per_rank", "max_unsaved_steps", "max_unsaved_s", "verify_at_stop_mb"}

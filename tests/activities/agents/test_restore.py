@@ -1,4 +1,4 @@
-"""Restoring copies: failures are named, and the activity waits no longer than it helps."""
+"""The restore of copies: failures are named, and the activity stops waiting when that cannot help any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def there(shard: pb.ShardSource) -> pb.ShardRestored:
 
 
 def keepers(*answers: Answer) -> list[FakeAgent]:
-    """Return four agents; the last ones answer for each shard as given."""
+    """Return four agents; the last of them answer each shard with these answers, the others have every copy."""
 
     def keeper(answer: Answer) -> FakeAgent:
         return FakeAgent(restore=lambda request: pb.RestoreReply(shards=map(answer, request.shards)))
@@ -39,7 +39,7 @@ def shards_of(*agents: FakeAgent) -> list[pb.ShardSource]:
 
 
 SPEC = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp=2, pp=2)
-"""Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
+"""A job with the data-parallel groups 0 2, 1 3, 4 6 and 5 7."""
 
 
 def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> CopyToRestore:
@@ -107,7 +107,7 @@ async def test_a_copy_that_cannot_be_fetched_at_once_is_tried_again(times: int) 
         found = await restore(machines, [copy(4), copy(5)], reach_s=30.0)
 
     assert [one.rank for one in found.moved] == [4, 5]
-    assert tried.count(5) == 1, "what is there is not brought again"
+    assert tried.count(5) == 1, "a copy that was restored is not fetched again"
 
 
 async def test_a_copy_that_stays_out_of_reach_is_not_called_damaged() -> None:

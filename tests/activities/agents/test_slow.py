@@ -1,4 +1,4 @@
-"""One round of the vote for a slow machine, with fake agents: which machine gets the flag, and why."""
+"""One round of the vote that finds a slow machine, with fake agents: which machine gets the flag, and why."""
 
 from __future__ import annotations
 
@@ -27,8 +27,15 @@ INCIDENT = "incident/gpt/0001"
 def paced(
     rank: int, *, generation: int = 3, waited_s: float = 0.0, step_s: float = 0.4, at_look_s: float = 0.0
 ) -> pb.RankProgress:
-    """Steps take twice as long as before; ``waited_s``: that this rank waits longer for a CPU; ``at_look_s``: how long
-    steps took when that was looked at."""
+    """Return a rank whose steps take twice as long as before.
+
+    Args:
+        rank: Its number.
+        generation: Its generation.
+        waited_s: How long it waits for a CPU in each step, seconds; before, it did not wait.
+        step_s: The duration of a step now, seconds.
+        at_look_s: The duration of a step when ``waited_s`` was measured, seconds.
+    """
     metrics = pb.Metrics(
         step_s=step_s,
         typical_step_s=0.2,
@@ -46,7 +53,12 @@ def at(spec: JobSpec, machines: list[Machine], round_s: float) -> PlacedJob:
 async def voted(
     tmp_path: Path, name: str, *, slow: int = -1, away: int = -1, step_s: float = 0.4, at_look_s: float = 0.0
 ) -> tuple[SlowRound, int, list[int]]:
-    """A round at a recorded job: what it says, the machine of whom the others wait for, and what the ledger has."""
+    """Hold a round of the vote in a recorded job.
+
+    Returns:
+        The result of the round; the machine for which the others wait, -1: none; and the round of each sample in the
+        ledger.
+    """
     topology, culprit, told = looks(name)
     agents = []
     for machine in range(topology.machines):
@@ -77,11 +89,13 @@ async def test_the_machine_for_which_the_others_wait_has_the_flag_and_its_own_pa
     assert found.looks >= 3
     assert (found.flagged, found.machines, found.ranks) == (f"m{machine}", [f"m{machine}"], [culprit])
     assert found.longer == {f"m{machine}": "no CPU"}
-    assert set(kept) == {2} and len(kept) == looks("deadlock")[0].machines, "its first look, of all machines"
+    assert set(kept) == {2} and len(kept) == looks("deadlock")[0].machines, (
+        "the ledger has the first samples, of all machines"
+    )
 
 
 async def test_what_a_rank_computes_is_held_against_the_steps_in_which_it_was_looked_at(tmp_path: Path) -> None:
-    """Since then they have become longer: the next look comes when it has made 32."""
+    """The steps have become longer since the rank's CPU time was measured; it is measured only every few steps."""
     _, culprit, _ = looks("deadlock")
     found, machine, _ = await voted(tmp_path, "deadlock", slow=culprit // 2, step_s=0.9, at_look_s=0.4)
     assert found.longer == {f"m{machine}": "no CPU"}

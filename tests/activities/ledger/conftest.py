@@ -1,4 +1,4 @@
-"""Every ledger test runs on SQLite and on a scratch PostgreSQL cluster."""
+"""Fixtures of the ledger's tests: each test runs on SQLite and on a scratch PostgreSQL cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.postgres import SWITCHED_OFF, SWITCHED_OFF_REASON, Postgres
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """URL of a scratch cluster, up to the database's name."""
+    """The URL of a scratch PostgreSQL cluster, without the database's name."""
     server = Postgres()
     try:
         server.start()
@@ -28,7 +28,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database that is new and empty."""
+    """The URL of a new, empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.db"
     if SWITCHED_OFF:

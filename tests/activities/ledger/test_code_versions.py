@@ -1,4 +1,4 @@
-"""Code versions in the ledger: the newest state of each version of each run."""
+"""Code versions in the ledger, which has the newest state of each version of each run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def version(number: int, status: VersionStatus = VersionStatus.RUNNING, **more: 
 
 
 def test_the_state_that_was_seen_last_stays_whatever_arrives_last(ledger: Ledger) -> None:
-    """Attempts of activities overlap, and may come in any order."""
+    """Attempts of an activity overlap, so the states may arrive in any order."""
     states = [VersionStatus.CHECKING, VersionStatus.PENDING, VersionStatus.RUNNING]
     for run, order in enumerate(itertools.permutations(range(3)), start=1):
         ledger.job_started(SPEC, started_ns=run * 100)
@@ -69,7 +69,7 @@ async def test_no_secret_gets_into_it(tmp_path: Path, redact: list[str]) -> None
     spec = SPEC.model_copy(update={"redact": redact})
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         entry = RecordJob(spec=spec, time_ns=5, started_ns=5, versions=[version(1)])
-        for _ in range(2):  # an attempt of the activity that nobody heard of
+        for _ in range(2):  # the first attempt succeeded, but its answer was lost
             await perform(entry, ledger=ledger)
         [found] = ledger.versions("gpt")
     kept = found.parsed()

@@ -1,4 +1,4 @@
-"""Opening a ledger that is new, old, of a newer release, damaged, not a ledger, unreachable, or opened by many."""
+"""Opening a database that is a new, old, newer or damaged ledger, no ledger, unreachable, or opened by many."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAMPLES = {
         "INSERT INTO code_versions VALUES (1, 1, 'ab', 'running', 'ada', '', 5, '', '', '{\"number\": 1}', 9)",
     ],
 }
-"""Rows as each revision knew them; a new revision needs its own."""
+"""Revision → statements that add rows to its tables; each new revision needs an entry."""
 
 WRITER = """
 import sys
@@ -137,7 +137,9 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
     try:
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE theirs (id INTEGER)"))
-            connection.execute(text("CREATE INDEX ix_incidents_id ON theirs (id)"))  # in the way, after some tables
+            connection.execute(
+                text("CREATE INDEX ix_incidents_id ON theirs (id)")
+            )  # collides with an index, after some tables were created
         with pytest.raises(LedgerError, match="already exists"):
             Ledger.open(url)
         assert inspect(engine).get_table_names() == ["theirs"]
@@ -150,7 +152,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
 
 
 def newer(url: str, *changes: str) -> None:
-    """A ledger that a later release brought further."""
+    """Make a ledger of a later release, with these changes of the schema."""
     Ledger.open(url).close()
     engine = create_engine(LedgerUrl(url).url)
     with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""How runs of jobs spent their time, from the ledger's rows."""
+"""The causes of the time that runs of jobs spent, from the ledger's rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID = "incident/gpt/0001"
 
 
 def running(ledger: Ledger) -> None:
-    """A job that steps since 1,010 s, and had a fault at 1,100 s, seen 4 s later."""
+    """Record a job that steps from 1,010 s on, hangs at 1,100 s, and whose hang is seen 4 s later."""
     ledger.job_started(JobSpec(name="gpt", script="/train.py"), started_ns=1000 * S)
     ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1000 * S)
     ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
@@ -40,7 +40,7 @@ def report(resolution: str = "reattempt", **seconds: float) -> IncidentReport:
 
 
 def lost(ledger: Ledger, job: str | int = "gpt", **options: object) -> list[dict[str, float]]:
-    """Return the causes that took time."""
+    """Return the causes that took time, except productive steps, with their seconds, for each period."""
     spent = ledger.time_spent(job, now_ns=1200 * S, **options) or []  # type: ignore[arg-type]
     for one in spent:
         assert one.ettr.seconds["productive"] == one.causes["productive"]
@@ -57,7 +57,7 @@ def test_the_causes_of_a_run_since_its_start_and_of_late(ledger: Ledger) -> None
     ledger.interval("gpt", start_ns=1120 * S, end_ns=1126 * S, kind="lost steps", cause=ID)
     whole = {"start": 10, "detect": 5, "decide": 5, "restart": 10, "recompute": 6}
     assert lost(ledger, since_ns=(None, 1112 * S, 1300 * S)) == [whole, {"restart": 8, "recompute": 6}, {}]
-    # A later run of the name is another run.
+    # A later run of the same name is counted separately.
     ledger.job_ended("gpt", ended_ns=1150 * S, outcome="finished")
     ledger.job_started(JobSpec(name="gpt", script="/train.py"), started_ns=1160 * S)
     assert lost(ledger) == [{"start": 40}]

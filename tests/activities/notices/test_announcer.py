@@ -1,4 +1,4 @@
-"""Each event of real workflows is announced once, however many workers poll for it."""
+"""Each event of a real workflow is announced once, even if several workers poll for events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UI = "http://127.0.0.1:8233/"
 
 @dataclass
 class Told:
-    """Jobs on a scripted cluster, and a receiver of all notices."""
+    """Jobs on a scripted cluster, with one receiver that gets all notices."""
 
     client: Client
     queue: str
@@ -46,14 +46,14 @@ class Told:
         return Announcer(self.client, self.settings, self.queue, UI, **more)
 
     async def looked(self, *announcers: Announcer, count: int) -> list[dict[str, Any]]:
-        """Poll until a number of notices have arrived; Temporal's list of workflows is a little late."""
+        """Poll until ``count`` notices have arrived, since Temporal lists workflows late; returns all notices."""
         while len(self.pager.bodies) < count:
             await asyncio.gather(*(one.look() for one in announcers))
             await asyncio.sleep(0.1)
         return self.pager.bodies
 
     async def delivered(self) -> list[str]:
-        """Ids of all deliveries that were started, once they are listed."""
+        """Return the ids of all deliveries that Temporal lists."""
         query = f'WorkflowType="Notice" AND TaskQueue="{self.queue}"'
         return [one.id async for one in self.client.list_workflows(query)]
 
@@ -83,7 +83,7 @@ async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
 
 
 async def parked(told: Told) -> WorkflowHandle[Any, Any]:
-    """Start a job that lost a machine and is parked, because there is no standby."""
+    """Start a job that loses a machine and is parked, because there is no standby; returns its handle."""
     told.jobs.cluster.evidence = gone("m1")
     handle = await told.jobs.start(silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
@@ -113,7 +113,7 @@ async def test_a_parking_is_told_once_by_two_loops_and_by_a_later_one(told: Told
     before = body["id"]
     _, again = await told.looked(first, second, count=2)
     assert again["kind"] == "parked"
-    assert again["id"] != before, "it was parked anew"
+    assert again["id"] != before, "it was parked again, which is another event"
     await incident.signal(IncidentWorkflow.abandon, {"operator": "ada"})
     *_, failed = await told.looked(first, second, count=3)
     assert (failed["kind"], failed["job"]) == ("job-failed", body["job"])
@@ -170,7 +170,7 @@ async def test_a_job_whose_workflow_is_terminated_is_told_and_one_that_is_stoppe
 
 @workflow.defn(name="ScriptedPool", sandboxed=False)
 class ScriptedPool:
-    """A pool whose state a test chooses."""
+    """A machine pool whose state a test chooses."""
 
     @workflow.init
     def __init__(self, state: PoolState) -> None:

@@ -1,4 +1,4 @@
-"""Valid and invalid files of receivers, and the messages about the invalid ones."""
+"""Valid and invalid files of receivers, and the error messages about the invalid files."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Repository:
-    """A repository in a new folder."""
+    """A git repository in a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -16,7 +16,7 @@ class Repository:
         self.git("init", "--quiet", "--initial-branch=main")
 
     def git(self, *arguments: str) -> str:
-        """Run git there; returns what it prints."""
+        """Run git in the repository; returns its output."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         names = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
         for who in ("AUTHOR", "COMMITTER"):
@@ -27,14 +27,14 @@ class Repository:
         return ended.stdout
 
     def write(self, **files: str) -> None:
-        """Write files; ``__`` in a name is a slash, and ``_py`` at its end ``.py``."""
+        """Write files; in their names ``__`` is a slash, ``_py`` is ``.py`` and ``_gitignore`` is ``.gitignore``."""
         for name, text in files.items():
             path = self.folder / name.replace("__", "/").replace("_py", ".py").replace("_gitignore", ".gitignore")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
     def commit(self, message: str) -> str:
-        """Commit all; returns the commit's id."""
+        """Commit all files; returns the commit's id."""
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "-m", message)
         return self.git("rev-parse", "HEAD").strip()

@@ -1,4 +1,4 @@
-"""Versions are made from real folders and repositories in a real store, and their changes are described."""
+"""Versions are made from real folders and git repositories and put into a real store; their changes are described."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Project:
-    """A repository with a script and a module, a store, and a job that runs its first version."""
+    """A git repository with a script and a module, a store, and a job that runs the first version of this code."""
 
     def __init__(self, folder: Path) -> None:
         self.repository = Repository(folder / "gpt")

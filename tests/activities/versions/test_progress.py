@@ -1,4 +1,4 @@
-"""The progress of a snapshot is shown at intervals if it takes long."""
+"""If a snapshot takes long, its progress is shown at intervals."""
 
 from __future__ import annotations
 

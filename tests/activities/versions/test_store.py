@@ -1,4 +1,4 @@
-"""The store of versions, in a folder and by fsspec."""
+"""The store of versions, in a folder and through fsspec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fake agent whose observations a test chooses."""
+"""A fake agent that sends the observations that a test chooses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent.v1 import agent_pb2 as pb
 
 
 class SpokenAgent(FakeAgent):
-    """Sends the observations that a test chooses, shows ranks, and notes which observations are acknowledged."""
+    """A fake agent: sends chosen observations, shows chosen ranks, and notes which observations are acknowledged."""
 
     def __init__(self, machine: str) -> None:
         self.acknowledged = 0
         self.machine_acknowledged = 0
-        """Of no job."""
+        """The newest acknowledged observation that belongs to no job; 0: none."""
         self.shown: dict[str, list[pb.RankProgress]] = {}
         """Job → its ranks on this machine."""
         super().__init__(machine, observe=self.observe, acknowledge=self.acknowledge, progress=self._progress)

@@ -1,4 +1,4 @@
-"""A watcher's conclusions from the reports of machines."""
+"""The conclusions that a watcher draws from the reports of machines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_steps_that_go_on_without_saves_are_reported() -> None:
     assert anomalies(job, 100 * S) == []
 
     show(job, 104 * S, 40, own_step=20, own_ns=100 * S)
-    assert anomalies(job, 104 * S) == [], "many steps, but not long"
+    assert anomalies(job, 104 * S) == [], "many steps without a save, but only for a short time"
     show(job, 106 * S, 40, own_step=20, own_ns=100 * S)
 
     [found] = anomalies(job, 106 * S)
@@ -119,7 +119,7 @@ def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
     job = watched()
     assert job.on_disks() == (0, Agreed())
     show(job, 10 * S, 100, ranks=(0,), disk_steps=[64, 80, 96], disk_passed=96)
-    assert job.on_disks() == (1, Agreed()), "of rank 1 nobody knows"
+    assert job.on_disks() == (1, Agreed()), "the steps of rank 1 on disk are unknown"
     show(job, 10 * S, 100, ranks=(1,), disk_steps=[64], disk_passed=90)
     assert job.on_disks() == (1, Agreed(keep=64, gone=(80,)))
     show(job, 11 * S, 100, disk_steps=[64, 96], disk_passed=96, disk_kept=64)
@@ -130,7 +130,7 @@ def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
 
 @pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
 def test_ages_are_taken_from_one_clock_each(ahead_s: int) -> None:
-    """CHECKPOINT wants one a minute."""
+    """The policy CHECKPOINT wants a copy on disk each minute."""
     job, asked = watched(), []
     for second in range(100_000, 100_100):
         for rank, off in ((0, 0), (1, ahead_s)):
@@ -204,7 +204,7 @@ def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
 
 def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None:
     job = watched()
-    for second in range(100, 111):  # the last step is that of the first look
+    for second in range(100, 111):  # the job completed its last step at 100 s
         show(job, second * S, 20, own_step=20, own_ns=100 * S)
         assert anomalies(job, second * S) == []
     job.showed("m1", pb.ProgressReply(time_ns=111 * S), 111 * S)
@@ -242,7 +242,7 @@ def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
     show(job, 100 * S, 20)
     job.reported.add(1)
     show(job, 110 * S, 20, generation=2, ranks=(0,))
-    job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and on its way to run the next
+    job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and not yet launched in generation 2
     assert anomalies(job, 110 * S) == []
 
 
@@ -252,10 +252,10 @@ def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_
     empty = pb.ProgressReply(time_ns=101 * S)
     job.showed("m1", empty, 101 * S)
     assert job.has_bare
-    assert anomalies(job, 101 * S) == [], "it may not have been launched yet"
+    assert anomalies(job, 101 * S) == [], "m1 may not have been launched yet"
 
     job.note_running(1, 1, 102 * S)
-    assert anomalies(job, 102 * S) == [], "what it said is older than what the workflow says"
+    assert anomalies(job, 102 * S) == [], "m1's report is older than the workflow's"
     job.showed("m1", empty, 103 * S)
     [found] = anomalies(job, 103 * S)
     assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
@@ -277,7 +277,7 @@ def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_w
 
 
 def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
-    """Each machine reports its rank of generation 2 with the given values."""
+    """Let each machine report its rank of generation 2 with the given values."""
     for rank, given in enumerate(ranks):
         fields: dict[str, Any] = {"alive": True, "attached": True, "completed_steps": 20} | given
         marks = pb.Milestones(**({"loop_entered": 1} | fields.pop("marks", {})))
@@ -286,7 +286,7 @@ def shown(job: JobView, second: int, *ranks: dict[str, Any]) -> None:
 
 
 def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Anomaly]:
-    """Return the anomalies while the ranks' reports do not change for some time."""
+    """Return the anomalies from ``begin`` to ``end``, seconds, while the ranks' reports do not change."""
     found: list[Anomaly] = []
     for second in range(begin, end, 2):
         shown(job, second, *ranks)
@@ -295,12 +295,12 @@ def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Ano
 
 
 def test_a_first_step_that_takes_longer_than_the_floor_of_a_hang_is_no_hang() -> None:
-    """Restored ranks report the step from which they resume; that is no completed step."""
+    """Restored ranks report the step from which they resume, which does not count as a completed step."""
     stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
     job = watched()
 
     assert hung(job, 0, 500, {}, {}) == []
-    assert hung(job, 500, 1000, stepped, {}) == [], "rank 1 is within its first step still"
+    assert hung(job, 500, 1000, stepped, {}) == [], "rank 1 is still in its first step"
     assert hung(job, 1000, 1026, stepped, stepped) == []
     assert [one.symptom for one in hung(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.HANG]
 
@@ -328,7 +328,7 @@ def left(job: JobView, rank: int, second: int) -> None:
 
 
 def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
-    """What the others show tells: they are in their loop, or have left it too."""
+    """The other ranks' reports show the difference: either they are still in their loops, or they left them too."""
     gone = {"alive": False, "marks": {"first_step": 1}}
     for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
         job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
@@ -342,7 +342,7 @@ def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
 
 
 def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
-    """No rank has a step left to do, so a step is not what is missed: the end of the silent machine's rank is."""
+    """The ranks have no step left, so the loss shows in the missing end of the silent machine's rank."""
     job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
     over = {"finished": True, "marks": {"first_step": 1, "loop_left": 9}}
     shown(job, 100, over, over)
@@ -357,7 +357,7 @@ def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
 
 
 def test_what_is_dealt_with_is_forgotten() -> None:
-    """A job lives for months, and each of its generations may have thousands of ranks that ended."""
+    """Otherwise the data would grow for months, with thousands of ranks in each generation of a job."""
     job = watched()
     for generation in range(1, 30):
         show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)

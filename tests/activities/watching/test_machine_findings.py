@@ -1,4 +1,4 @@
-"""A watcher reports the findings of inspections."""
+"""A watcher reports the findings of inspections to the workflows of jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_fault_that_is_no_longer_sure_to_be_one_is_not_told() -> None:
 
 
 class RefusingClient:
-    """A connection to Temporal on which each update fails."""
+    """A client of Temporal whose updates fail with ``error``."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -86,7 +86,7 @@ async def test_no_other_report_waits_for_one_of_a_machine(error: Exception) -> N
     async with asyncio.timeout(10):
         assert await watcher._report(job, fault)
     assert (client.asked, watcher.reported["observe"]) == (1, 0)
-    assert anomalies(job, 111 * S), "it is reported again"
+    assert anomalies(job, 111 * S), "the fault is reported again later"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ async def test_a_report_that_fails_is_sent_again_and_logged_once(
     assert client.asked == 21
     assert [line["log_level"] for line in logged] == ["warning"]
     longest = job.spec.policy.silence.retry_max_s
-    assert (max(waits) > longest / 2) is fewer, "Temporal may be back at once; a refusal may stay one"
+    assert (max(waits) > longest / 2) is fewer, (
+        "a refused report is repeated less often than a report that did not reach Temporal"
+    )
 
 
 def test_a_burst_is_told_once() -> None:
@@ -142,7 +144,7 @@ def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> Non
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=100), 100 * S)
     job.accepted(crash(), 101 * S)
-    job.found("m1", finding(8, since_s=100), 111 * S)  # told late
+    job.found("m1", finding(8, since_s=100), 111 * S)  # reported late
     show(job, 112 * S, 20, generation=2)
     assert anomalies(job, 120 * S) == []
 
@@ -211,7 +213,7 @@ async def test_a_job_that_is_stopped_holds_back_nothing() -> None:
 
 
 def hear(job: JobView, observation: pb.Observation, now_ns: int) -> None:
-    """Apply an observation like the watcher, with a ledger that stores it at once."""
+    """Apply an observation as the watcher does, with a ledger that stores it at once."""
     job.found("m1", observation, now_ns)
     written = asyncio.get_running_loop().create_future()
     written.set_result(None)
@@ -219,7 +221,7 @@ def hear(job: JobView, observation: pb.Observation, now_ns: int) -> None:
 
 
 def active(machine: str = "m1", **fields: Any) -> pb.Observation:
-    """A finding that was active when the stream began."""
+    """Return a finding that was active when the stream began."""
     observation = finding()
     observation.machine_finding.finding.MergeFrom(pb.Finding(**fields))
     observation.sequence, observation.id = 0, f"{machine}-gpu-gpu-hot"
@@ -255,7 +257,7 @@ def test_what_is_active_and_the_workflow_knows_is_not_reported_again() -> None:
     job.faults.known = {"m1 gpu gpu-hot GPU 3": 5 * S}
     job.found("m1", active(since_ns=5 * S), 100 * S)
     assert anomalies(job, 110 * S) == []
-    job.found("m1", active(since_ns=6 * S), 100 * S)  # it came back
+    job.found("m1", active(since_ns=6 * S), 100 * S)  # the finding ended and became active again
     assert len(anomalies(job, 110 * S)) == 1
 
 

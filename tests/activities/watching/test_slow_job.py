@@ -1,4 +1,4 @@
-"""A job whose steps take longer than they did: the watcher tells its workflow, and goes on watching."""
+"""A job whose steps take longer than before: the watcher reports that to the job's workflow, and keeps watching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WELL = pb.Metrics(step=400, step_s=0.1, typical_step_s=0.1, slow_since=-1)
 
 
 def shown(job: JobView, seconds: float, metrics: pb.Metrics, *, generation: int = 1) -> list[Anomaly]:
-    """What the watcher finds once both machines showed a rank with these metrics."""
+    """Return the watcher's anomalies after both machines have shown a rank with these metrics."""
     for rank in (0, 1):
         reply = progress(rank, round(seconds * S), 100 + round(seconds), generation=generation, own_step=10**6)
         reply.ranks[0].metrics.CopyFrom(metrics)
@@ -34,7 +34,7 @@ def test_it_is_told_after_two_minutes_and_the_generation_is_watched_further() ->
 
     job.accepted(found, 220 * S)
     assert 1 not in job.reported
-    assert slow_for(job, 221, 200) == [], "told; the job's workflow looks into it"
+    assert slow_for(job, 221, 200) == [], "it was reported, and the job's workflow investigates"
 
 
 def test_a_decline_that_is_over_begins_to_count_anew_and_so_does_another_generation() -> None:

@@ -1,4 +1,4 @@
-"""Faults of machines between agents, a watcher and workflows: none is lost, and none is told twice."""
+"""Faults of machines on their way from agents over watchers to workflows: none is lost or reported twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNS = [pb.RankProgress(rank=0, generation=1, alive=True)]
 
 
 async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: Place, tmp_path: Path) -> None:
-    """All workers that die in between take no fault along, though the ledger has it."""
+    """The agent keeps a fault even if all workers die after the ledger has it and before the job has it."""
     agent, job = place.agents[0], await place.start("faulty", 1)
     agent.shown["faulty"] = RUNS
     await place.until_watched(1)
@@ -34,7 +34,7 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
         agent.publish(machine_finding=pb.MachineFinding(finding=HOT))
         while not ledger.machine_events():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
+        await asyncio.sleep(1.5)  # it is reported meanwhile, but no worker runs to accept it
         assert agent.machine_acknowledged == 0
         async with worker_of(place.client, place.queue, place.cluster):
             while not agent.machine_acknowledged:  # noqa: ASYNC110 - there is no event
@@ -74,9 +74,9 @@ async def test_a_fault_is_kept_until_all_jobs_on_its_machine_took_it() -> None:
     hear(one, finding(7), 100 * S)
     for told in one.verdicts(110 * S):
         one.accepted(told, 110 * S)  # type: ignore[arg-type]  # no end of a job
-    assert telling._up_to("m1", OF_NO_JOB) == 0, "the other job was not told that there is one"
+    assert telling._up_to("m1", OF_NO_JOB) == 0, "the other job's view has not heard of the fault"
     hear(other, finding(7), 100 * S)
-    assert telling._up_to("m1", OF_NO_JOB) == 6, "it does not know of the fault"
+    assert telling._up_to("m1", OF_NO_JOB) == 6, "the other job's workflow has not accepted the fault"
     for told in other.verdicts(110 * S):
         other.accepted(told, 110 * S)  # type: ignore[arg-type]
     assert telling._up_to("m1", OF_NO_JOB) == 7

@@ -1,4 +1,4 @@
-"""States of 100 GB a rank: a Stop answers from headers, and only the step that was chosen is read."""
+"""With states of 100 GB per rank, a Stop reads only headers, and a restore reads only the chosen step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GB = 10**9
 STATE = 100 * GB
 SLOTS = 4
 ANSWER = 2_000_000
-"""A Stop may read so many bytes: logs, /proc, headers."""
+"""The number of bytes that a Stop may read, from logs, /proc and headers."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -50,7 +50,7 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
 
 
 def hollow(path: Path, state: int, steps: range) -> None:
-    """A checkpoint file as large as its slots, whose memory is that of its headers; the payload reads as zeros."""
+    """Write a sparse checkpoint file of full size: only headers take memory, and payloads read as zeros."""
     capacity = capacity_for(state)
     with path.open("wb") as file:
         file.truncate(PAGE + len(steps) * (PAGE + capacity))
@@ -65,7 +65,7 @@ def hollow(path: Path, state: int, steps: range) -> None:
 
 
 def bytes_read(agent: RunningAgent) -> int:
-    """By the agent, with read and its kin, from files and sockets, since it was started."""
+    """Return the number of bytes that the agent has read from files and sockets since its start."""
     assert agent.process
     lines = Path(f"/proc/{agent.process.pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
@@ -95,7 +95,7 @@ async def test_a_stop_answers_for_800_gb_without_reading_them(agent: RunningAgen
     assert bytes_read(agent) - before < ANSWER
     assert sum(one.bytes for one in found) == 2 * SLOTS * STATE
     assert {(one.rank, one.completed_steps) for one in found} == {(r, s) for r in (0, 1) for s in range(20, 24)}
-    assert all(one.valid and one.unverified for one in found), "nobody says that the contents are good"
+    assert all(one.valid and one.unverified for one in found), "the contents are not called verified"
 
 
 async def test_a_damaged_header_is_named_without_the_payload(agent: RunningAgent, job: Job) -> None:
@@ -124,7 +124,7 @@ async def test_small_slots_are_verified_by_the_stop_itself(
 
     found = await stop(job, verify_bytes=limit)
 
-    assert [one.valid for one in found] == [not verified] * 8, "the contents are not what the checksum says"
+    assert [one.valid for one in found] == [not verified] * 8, "the contents do not match their checksum"
     assert all(one.unverified != verified for one in found)
 
 
@@ -149,7 +149,7 @@ async def test_only_the_chosen_step_is_read_and_all_ranks_at_once(agent: Running
     newest = await restore(job, own(0, 23), own(1, 23))
 
     read = bytes_read(agent) - before
-    assert 2 * size <= read < 2 * size + ANSWER, "each chosen slot once, and no other"
+    assert 2 * size <= read < 2 * size + ANSWER, "each chosen slot is read once, and no other slot"
     assert [(one.ok, one.bytes) for one in newest] == [(True, 0), (True, 0)]
 
     older = {one.rank: one for one in await restore(job, own(0, 21), own(1, 21))}
@@ -174,7 +174,7 @@ async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: Runn
 async def test_own_slots_beyond_where_a_launch_begins_are_forgotten_whatever_its_ranks_do(
     agent: RunningAgent, job: Job
 ) -> None:
-    """These ranks run a script that knows nothing of the library, as do those that are killed before they can."""
+    """The agent forgets them, because a rank may run a script without the library, as here, or be killed first."""
     await job.stop()
     paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]
     for path in paths:

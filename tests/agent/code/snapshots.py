@@ -1,4 +1,4 @@
-"""Snapshots of code, and how they are brought to an agent."""
+"""Makes snapshots of code and sends them to an agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECE = 1000
 
 
 def packed(files: Mapping[str, str]) -> tuple[bytes, str]:
-    """The archive of some files, and its digest."""
+    """Return an archive of files, and their digest."""
     output = io.BytesIO()
     with Packer(output) as packer:
         held = [packer.add(path, "f", text.encode()) for path, text in sorted(files.items())]
@@ -26,7 +26,7 @@ async def pieces(archive: bytes) -> AsyncIterator[bytes]:
 
 
 async def put(agent: RunningAgent, files: Mapping[str, str]) -> str:
-    """Bring files to an agent; returns their digest."""
+    """Send files to an agent; returns their digest."""
     archive, digest = packed(files)
     await agent.client.put_code(digest, len(archive), pieces(archive), timeout_s=30)
     return digest

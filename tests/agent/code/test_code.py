@@ -1,4 +1,4 @@
-"""Snapshots of code that are brought to a real agent: launched from, damaged, cut short."""
+"""Snapshots of code that are sent to a real agent: ranks start from them; damaged or incomplete ones are refused."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leave
         with pytest.raises(AgentUnreachable):
             await coming
         gone.set()
-        (folder(agent) / digest).mkdir()  # as if it had died while it unpacked
+        (folder(agent) / digest).mkdir()  # as if the agent had died while it unpacked the archive
         await agent.start()
         await until(lambda: not list(folder(agent).glob(".*")), "what was left is removed")
         assert await agent.client.has_code([digest, kept]) == [kept]

@@ -1,4 +1,4 @@
-"""Runs a test as agents do: in a process that is forked from one which has imported torch."""
+"""Runs diagnostic tests as agents do: in a forked process, whose parent has imported torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., DiagnosticResult]
 
 @contextmanager
 def forked_tests(folder: Path) -> Iterator[Run]:
-    """A function that runs a test by its name, with settings, ``machine`` and ``peer``."""
+    """Yield a function that runs a test, given by name, with settings, on ``machine`` and with ``peer``."""
     process = DiagnosisProcess()
 
     def run(

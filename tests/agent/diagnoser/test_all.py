@@ -1,4 +1,4 @@
-"""The list of tests, and what may be set."""
+"""The list of diagnostic tests, and their settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_there_is_one_of_each_name() -> None:
 
 
 def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_take() -> None:
-    """Else the first of them takes that of the others, and those are never run."""
+    """Otherwise the first test could use the time of the others, which would never run."""
     needed = max(
         sum(kind_named(test).limits_type().deadline_s for test in row.choice.tests if test not in BETWEEN_MACHINES)
         for row in ROWS

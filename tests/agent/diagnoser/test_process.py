@@ -1,4 +1,4 @@
-"""Every test runs in a process of its own: bounded in time, and nothing that it started is left."""
+"""Each diagnostic test runs in its own process, with a time limit, and leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_results_come_back_and_what_cannot_be_tested_is_unknown(forked: Run, tmp
 
 
 def test_it_ends_with_whoever_asks(tmp_path: Path) -> None:
-    """The agent is killed in the middle of a test."""
+    """A diagnosis ends if its agent is killed during a test."""
     program = f"""
 import json, os, sys
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest

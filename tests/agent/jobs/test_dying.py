@@ -1,4 +1,4 @@
-"""Ranks that take long to die: nobody calls them dead, nobody gives them up, and it is said."""
+"""Ranks that take long to die are not called dead or given up, and are named to the caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class Freezer:
-    """Processes in it take note of SIGKILL, and end once they are let go: as when the kernel has to free much first."""
+    """A cgroup that holds killed processes until they are released, as if the kernel had much memory to free first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class Freezer:
         self._state("FROZEN")
 
     def hold_a_thread(self, pid: int) -> None:
-        """Of a process whose first thread goes on: it begins to end when it is killed, and is not gone."""
+        """Hold one thread of a process, not its first thread. If killed, the process begins to end but still exists."""
         other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
         (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")
@@ -86,7 +86,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
 ) -> None:
     first, second = [rank.pid for rank in (await job.entered()).ranks]
     freezer.hold(second)
-    if not with_server:  # the agent kills then
+    if not with_server:  # then the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
 
     with pytest.raises(StillDying, match=rf"rank 1 \(pid {second}, state .\) has been dying for 1\d s"):
@@ -98,7 +98,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
     freezer.let_go()
     while alive(second):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
-    reply = await job.stop()  # the same request: what failed was not remembered
+    reply = await job.stop()  # the same request is executed again, because it failed
     assert [rank.stopped_by_us for rank in reply.ranks] == [True, True]
     assert (await job.launch(2)).generation == 2
 
@@ -107,36 +107,36 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
 async def test_an_end_is_told_while_the_rank_is_still_there(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:
-    """A rank with much memory takes minutes to be gone."""
+    """It can take minutes until a killed rank with much memory no longer exists."""
     first, second = [rank.pid for rank in (await job.entered()).ranks]
     freezer.hold_a_thread(second)
     os.kill(second, 9)
 
     [told] = await job.exits(1)
     assert (told.rank_ended.rank, told.rank_ended.exit.kind, told.rank_ended.exit.value) == (1, pb.Exit.SIGNAL, 9)
-    assert alive(second), "it is not gone"
+    assert alive(second), "the process still exists"
     if with_server:
-        agent.kill()  # who comes after it knows what was told
+        agent.kill()  # the next agent knows which ends were reported
         await agent.start()
-    else:  # the agent kills then
+    else:  # then the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
     stopping = asyncio.create_task(job.stop())
     while alive(first):  # noqa: ASYNC110 - nobody tells us
         await asyncio.sleep(0.02)
-    assert alive(second) and not stopping.done(), "nobody takes it for gone"
+    assert alive(second) and not stopping.done(), "the stop waits for rank 1"
 
     freezer.let_go()
     stopped = await stopping
-    assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False], "the second had begun to end by itself"
+    assert [rank.stopped_by_us for rank in stopped.ranks] == [True, False], "rank 1 had begun to end by itself"
     assert stopped.ranks[1].exit == told.rank_ended.exit
     next_one = (await job.launch(2)).ranks[0]
     os.kill(next_one.pid, 9)
     first_told, second_told = await job.exits(2)
-    assert (first_told.id, second_told.generation) == (told.id, 2), "it was told once"
+    assert (first_told.id, second_told.generation) == (told.id, 2), "the first end was reported once"
 
 
 async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> None:
-    """The kernel gives the same notice at exec."""
+    """The kernel's notification about an exec is the same as about an end."""
     job = Job(agent, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo began; exec sleep 600'])", ranks=1)
     await job.prepare()
     [rank] = (await job.launch()).ranks
@@ -144,7 +144,9 @@ async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> N
     await until(lambda: log.exists() and b"began" in log.read_bytes(), "it became the other program")
     os.kill(rank.pid, 15)
     [told] = await job.exits(1)
-    assert (told.rank_ended.exit.kind, told.rank_ended.exit.value) == (pb.Exit.SIGNAL, 15), "and nothing before it"
+    assert (told.rank_ended.exit.kind, told.rank_ended.exit.value) == (pb.Exit.SIGNAL, 15), (
+        "the exec was not reported as an end"
+    )
     await job.release()
 
 
@@ -165,7 +167,7 @@ async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Jo
     assert ranks.startswith(f"rank 0 (pid {pid}, state ")
     assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known of this machine"
     freed = await perform(ReleaseMachines(job=placed, dying_s=0.0), environment, agents=pool)
-    assert freed == 0, "its memory is not given back while it lives"
+    assert freed == 0, "the job's memory is not freed while the rank lives"
     assert any("has been dying for" in text for text in said)
 
     freezer.let_go()

@@ -1,4 +1,4 @@
-"""Ranks talk through the interface on which their agent listens."""
+"""Ranks communicate through the network interface on which their agent listens."""
 
 from __future__ import annotations
 

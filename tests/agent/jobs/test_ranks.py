@@ -1,4 +1,4 @@
-"""Ranks that are launched, end, are stopped and leave nothing behind."""
+"""Ranks are launched, end or are stopped, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ match os.environ["RANK"]:
     assert not any(o.rank_ended.log_tail for o in seen.values())
     for rank in evidence.ranks:
         rank.log_tail = ""
-        assert rank == seen[rank.rank].rank_ended, "what was observed and what a stop answers is the same"
+        assert rank == seen[rank.rank].rank_ended, "an observation and the stop's answer have the same end"
     assert evidence.ranks[0].classification.reason == "user-exception"
     await job.release()
 
@@ -128,7 +128,7 @@ async def test_a_repeated_request_id_has_no_second_effect(agent: RunningAgent) -
     assert all(rank.stopped_by_us and rank.exit.value == signal.SIGKILL for rank in stopped.ranks)
     second = await job.launch(2)
     again = await job.stop()
-    assert again.now_ns > stopped.now_ns, "the clock is that of the answer"
+    assert again.now_ns > stopped.now_ns, "the time is that of the new answer"
     again.now_ns = stopped.now_ns
     assert again == stopped, "a repeated Stop(1) must not touch generation 2"
     assert all(alive(rank.pid) for rank in second.ranks)
@@ -312,7 +312,7 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     assert await job.log(0, pb.ReadLogRequest.STDOUT) == b"kept\n"
     with pytest.raises(AgentError, match="is over on"):
         await job.launch(2, "late")
-    await job.prepare()  # another job of this name starts from the beginning
+    await job.prepare()  # a later job of this name starts from the beginning
     assert {rank.pid for rank in (await job.launch()).ranks}.isdisjoint(rank.pid for rank in ranks)
     await job.release()
     assert Path(log).parent.exists()
@@ -346,7 +346,7 @@ async def test_commands_that_waited_while_the_job_ended_start_and_write_nothing(
 
 
 async def test_a_rank_may_start_cuda_and_has_torch_at_once(agent: RunningAgent) -> None:
-    """What can be seen without a GPU: the server neither touched CUDA nor loaded the driver."""
+    """Without a GPU, this shows only that the fork server neither initialized CUDA nor loaded the driver."""
     script = """
 import sys
 preloaded = {"torch._dynamo", "torch.distributed.pipelining", "everstep.training.run"}

@@ -1,4 +1,4 @@
-"""Variables that a job only names: where their values come from, and where they never get to."""
+"""Variables of which a job gives only the names: where their values come from, and where they are never stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fork server is killed, or does not answer, where the agent started it itself, as on a machine of its own."""
+"""A fork server is killed or does not answer; here the agent started it itself, as in production."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.agent.counted import COUNTED, entries, first_pid, fork_server, let_en
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ALONE = True
-"""See tests/agent/conftest.py."""
+"""A setting for tests/agent/conftest.py: the agent starts its fork servers itself."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -55,13 +55,13 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
     async def next_server() -> int:
         return (await agent.client.describe()).jobs[0].fork_server_pid
 
-    async with asyncio.timeout(30):  # before a command needs it
+    async with asyncio.timeout(30):  # a new server starts before a command needs it
         while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.05)
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
     exited = (await job.exits(1))[0].rank_ended
-    assert (exited.rank, exited.exit.value) == (0, 5), "the agent is the parent now and knows the code"
+    assert (exited.rank, exited.exit.value) == (0, 5), "the agent, now the parent, knows the exit code"
     evidence = await job.stop()
     assert [rank.exit.kind for rank in evidence.ranks] == [pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.SIGNAL]
     assert not any(alive(rank.pid) for rank in launched.ranks)
@@ -79,7 +79,7 @@ async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
     await until(lambda: not alive(entries(job)[1][0]), "rank 1 ended")
     await agent.start()
     exited = (await job.exits(1))[0].rank_ended
-    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "nobody was there to see how it ended"
+    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "no parent saw how it ended"
     with pytest.raises(AgentError, match="still lives"):
         await job.launch(2)
     await job.stop()
@@ -97,7 +97,7 @@ async def test_a_silent_fork_server_does_not_hold_up_a_restart(agent: RunningAge
     evidence = await job.stop()
     assert [rank.stopped_by_us for rank in evidence.ranks] == [True] * 3
     again = await job.launch(2)
-    # Their parent stood still and was killed: whoever inherits them has to collect them first.
+    # Their parent was suspended and then killed, so the process that inherits the ranks has to collect them first.
     await until(lambda: not any(alive(rank.pid) for rank in launched.ranks), "the old ranks are gone")
     assert all(alive(rank.pid) for rank in again.ranks)
     await until(lambda: not alive(server), "the silent server is gone: two could start a rank twice")

@@ -1,4 +1,4 @@
-"""Process ids are given away again: whoever has one now is not whom the record means."""
+"""The kernel reuses process ids: a process with a recorded id may be another process than the recorded one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES = 300
 
 @contextmanager
 def sleeping(*, session: bool = False) -> Iterator[int]:
-    """A process that nobody here has anything to do with; its pid."""
+    """Run a process that only sleeps; yields its id."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=session)
     try:
         yield process.pid
@@ -32,7 +32,7 @@ def sleeping(*, session: bool = False) -> Iterator[int]:
 
 
 def started_as(pid: int) -> subprocess.Popen[bytes] | None:
-    """A process that got that very number; None: somebody else was faster."""
+    """Start a process with a given id; returns None if another process took the id first."""
     try:
         NEXT.write_text(str(pid - 1))
     except PermissionError:
@@ -46,7 +46,7 @@ def started_as(pid: int) -> subprocess.Popen[bytes] | None:
 
 
 async def told(watch: Callable[[Callable[[], None]], Watch]) -> bool:
-    """Whether an end is told soon."""
+    """Return whether the end of a process is reported within 5 s."""
     ended = asyncio.Event()
     watching = watch(ended.set)
     try:
@@ -83,7 +83,7 @@ def test_a_number_that_the_kernel_gave_away_again() -> None:
         assert start_ticks(first) not in (0, ticks)
         assert asyncio.run(told(lambda ended: Watch(first, ticks, ended)))
         kill_family(first, ticks)
-        assert stranger.poll() is None, "it lives on"
+        assert stranger.poll() is None, "the new process with the old id lives"
     finally:
         stranger.kill()
         stranger.wait()

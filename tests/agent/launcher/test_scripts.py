@@ -1,4 +1,4 @@
-"""A script is compiled once for all ranks, and again whenever it is another one."""
+"""A script is compiled once for all ranks, and again after it changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_script_is_compiled_once_until_its_text_changes(tmp_path: Path) -> Non
     first = scripts.compiled(str(script))
     assert first is not None
     assert scripts.compiled(str(script)) is first
-    script.write_text("x = 2\n")  # as long as before, and within the clock's grain
+    script.write_text("x = 2\n")  # of the same size, and maybe with the same modification time
     second = scripts.compiled(str(script))
     assert second is not None
     assert second is not first

@@ -1,4 +1,4 @@
-"""An agent of another release takes over: what a fork server has imported fits what its ranks import later."""
+"""An agent of another release takes over: a rank's later imports come from the same release as its fork server's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_fork_server_of_other_code_is_used_no_more_once_its_ranks_are_go
         monkeypatch.delenv("PYTHONPATH")
         await agent.start()
         (known,) = (await agent.client.describe()).jobs
-        assert known.fork_server_pid == before and alive(before), "its rank lives"
+        assert known.fork_server_pid == before and alive(before), "the old fork server stays while its rank lives"
         await job.launch(1)
         assert alive(before)
         await job.stop(1)

@@ -1,4 +1,4 @@
-"""A machine of files for each test."""
+"""A simulated machine, made of files, for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine of files, for inspections to look at, and inspections with scripted looks."""
+"""A simulated machine, made of files, for inspections, and inspections whose looks a test scripts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Clock:
 
 @dataclass
 class SimulatedMachine:
-    """Folders of a machine, and what was kept on it."""
+    """A machine: its folders, its clock, and the kept states of its inspections."""
 
     folder: Path
     clock: Clock = field(default_factory=Clock)
     boot: str = "boot-1"
 
     def site(self, **more: Any) -> Site:
-        """The machine."""
+        """Return the machine as inspections get it; ``more`` replaces or adds fields."""
         for name in ("state", "shm"):
             (self.folder / name).mkdir(exist_ok=True)
         where: dict[str, Any] = {
@@ -48,23 +48,23 @@ class SimulatedMachine:
         return Site(**(where | more))
 
     def kept(self) -> KeptStates:
-        """What an agent that begins now finds."""
+        """Return the kept states that an agent finds if it starts now."""
         return KeptStates(self.folder, boot=self.boot)
 
     def begin(self, kind: type[Inspection], limits: Limits | None = None, **site: Any) -> Inspection:
-        """An inspection of an agent that begins now."""
+        """Return an inspection of an agent that starts now."""
         kept = self.kept()
         return kind(self.site(**site), limits or kind.limits_type(), kept.of(kind.name), same_boot=kept.same_boot)
 
     def inspect(self, inspection: Inspection) -> InspectionResult:
-        """One look; what is to be kept is."""
+        """Let an inspection look once, and keep its state; returns the result."""
         seen = inspection.inspect()
         self.kept().keep(inspection.name, inspection.kept)
         return seen
 
 
 class Scripted(Inspection):
-    """Does what a test says."""
+    """An inspection whose looks a test chooses."""
 
     name: ClassVar[str] = "scripted"
     inspects: ClassVar[str] = "what a test says"
@@ -72,17 +72,17 @@ class Scripted(Inspection):
     does: Callable[[], InspectionResult]
 
     def inspect(self) -> InspectionResult:
-        """Do it."""
+        """Look as the test wants."""
         return self.does()
 
 
 def scripted(machine: SimulatedMachine, does: Callable[[], InspectionResult], **limits: float) -> Scripted:
-    """An inspection that does so."""
+    """Return an inspection whose looks call ``does``."""
     inspection = Scripted(machine.site(), Limits(**({"interval_s": 0.01} | limits)), {}, same_boot=True)
     inspection.does = does
     return inspection
 
 
 def reasons(result: InspectionResult) -> list[tuple[str, str]]:
-    """What it found: reason code and part."""
+    """Return the reason code and the part of each finding."""
     return [(found.reason, found.item) for found in result.findings]

@@ -1,4 +1,4 @@
-"""One inspection at work: what goes wrong in a look is a finding, and never the agent's trouble."""
+"""The loop of one inspection: a look that goes wrong becomes a finding and never harms the agent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(ma
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_is_cleared_is_looked_at_again_at_once(machine: SimulatedMachine, waits: bool) -> None:
-    """And what is still so then, or happens again in that very look, begins anew."""
+    """A finding that is still true in that look, or comes back in it, gets a new time of its beginning."""
 
     def told() -> InspectionResult:
         machine.clock.pass_s(1)
@@ -158,7 +158,7 @@ def test_since_when_something_is_broken_holds_from_look_to_look(machine: Simulat
 def test_what_lasts_began_when_it_was_told_though_the_clock_is_set_and_a_look_fails(
     machine: SimulatedMachine, step_s: int
 ) -> None:
-    """Network alerts are told apart by when they began."""
+    """The time at which a network alert began distinguishes it from other alerts."""
     looks = 0
 
     def broken() -> InspectionResult:

@@ -1,4 +1,4 @@
-"""All inspections together: what is told when, once, over the death of an agent too."""
+"""All inspections together: when findings are reported, and that each is reported once, even if the agent dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Told = list[tuple[str, str, bool]]
 
 
 class Watched:
-    """A monitor of one inspection, which looks when the test says so."""
+    """A monitor with one inspection, which looks when the test wants it."""
 
     def __init__(self, machine: SimulatedMachine, told: Told) -> None:
         self.seen: InspectionResult | Exception = InspectionResult()
@@ -56,7 +56,7 @@ def test_what_begins_is_told_once_and_what_stays_away_is_over(machine: Simulated
     watched.at(1, "a")
     assert told == [("part-broken", "a", False)]
     watched.at(2)
-    watched.at(1 + OVER_S / 2, "a")  # it flickers
+    watched.at(1 + OVER_S / 2, "a")  # it was away for a short time
     watched.at(OVER_S)
     assert len(told) == 1
     watched.at(2 + 2 * OVER_S)
@@ -69,11 +69,11 @@ def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often
     watched, times = Watched(machine, told), []
     for second in range(3 * 3600):
         before = len(told)
-        watched.at(second, *(["a"] if second % 20 < 10 else []))  # never away for long enough
+        watched.at(second, *(["a"] if second % 20 < 10 else []))  # it is never away long enough to be over
         if len(told) > before:
             times.append(second)
     assert {over for _, _, over in told} == {False}
-    assert times[:4] == [0, 40, 100, 220]  # 30, 60 and 120 s later, when it is there
+    assert times[:4] == [0, 40, 100, 220]  # at least 30, 60 and 120 s later, at a time when it is there
     apart = [later - earlier for earlier, later in pairwise(times)]
     assert apart == sorted(apart)
     assert apart[-1] <= AGAIN_S + 20

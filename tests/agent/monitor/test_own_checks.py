@@ -1,4 +1,4 @@
-"""A site's own checks: real programs."""
+"""A site's own checks, which are real programs here."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_one_that_writes_without_end_takes_no_memory(machine: SimulatedMachine) 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CannotInspect, match="did not end within"):
         run(machine, "exec yes", deadline_s=0.3)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # in KiB: less than 64 MiB
 
 
 def test_output_of_any_size_and_of_any_bytes(machine: SimulatedMachine) -> None:

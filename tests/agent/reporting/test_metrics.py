@@ -1,4 +1,4 @@
-"""What an agent knows of its ranks' reports, from the mapped files alone."""
+"""The metrics that an agent reads from its ranks' reports in mapped files."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_the_next_generation_begins_to_count_anew(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_started_again_knows_what_came_before(tmp_path: Path) -> None:
-    """Of a loss that is NaN from the first step on it has to know that it was finite once."""
+    """If the loss is NaN from a generation's first step on, the agent must know that it was finite before."""
     reports(tmp_path, 1, 1.0, 2.0)
     second = reports(tmp_path, 2, math.nan)
 
     assert JobMetrics().of(second).loss.streak == 1
     (tmp_path / "report-0-1").unlink()
-    assert JobMetrics().of(second).loss.streak == 0, "never seen finite: it may have none"
+    assert JobMetrics().of(second).loss.streak == 0, "without a finite loss before, the script may have no loss"
 
 
 def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
             file.report(step, 1.0 if step < WINDOW else 6.0, 1.0, 0)
     text = f"the loss jumped at step {WINDOW}: 6.0 times its median"
     assert [metrics.new_changes(file) for file in (*files, *files)] == [[text], [], [], []]
-    assert JobMetrics().new_changes(files[0]) == [], "an agent that is started again tells it no second time"
+    assert JobMetrics().new_changes(files[0]) == [], "a restarted agent does not report the jump again"
 
 
 def test_what_a_rank_computes_in_a_step_is_told_beside_how_long_it_takes(tmp_path: Path) -> None:
-    """This process stands for the rank: it works for a millisecond in each step."""
+    """This process acts as the rank and computes for a millisecond in each step."""
     metrics, file = JobMetrics(), ReportFile.create(tmp_path / "report-0-1", rank=0, generation=1)
     file.set_pid(os.getpid())
     told = pb.Metrics()
@@ -75,8 +75,8 @@ def test_what_a_rank_computes_in_a_step_is_told_beside_how_long_it_takes(tmp_pat
         file.report(step, 1.0, None, 0)
         told = metrics.message(file, Flops())
     assert told.HasField("cpu") and told.HasField("typical_cpu")
-    assert min(told.cpu.had_s, told.typical_cpu.had_s) >= 0.001, "that it worked"
-    assert told.cpu.had_s + told.cpu.waited_s <= 2 * told.step_s + 0.1, "and not more than there was time for"
+    assert min(told.cpu.had_s, told.typical_cpu.had_s) >= 0.001, "the time with a CPU includes the work"
+    assert told.cpu.had_s + told.cpu.waited_s <= 2 * told.step_s + 0.1, "the times are not longer than the steps"
 
     assert not metrics.message(ReportFile.create(tmp_path / "report-0-2", rank=0, generation=2), Flops()).HasField(
         "cpu"

@@ -1,4 +1,4 @@
-"""Captured output: rotation, tails and following."""
+"""The captured output of ranks: its rotation, and how it is read and followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.agents import Job, running_agent, until
 
 def test_rotation_loses_nothing_and_keeps_what_it_should(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
-    with path.open("ab", buffering=0) as writer:  # as a rank holds it
+    with path.open("ab", buffering=0) as writer:  # open as in a rank
         for number in range(5):
             writer.write(b"%d" % number * 100)
             assert rank_logs.rotate(path, 50, 3)

@@ -1,4 +1,4 @@
-"""The rpc Diagnose of a real agent: one diagnosis at a time, never beside ranks, followed again after a caller died."""
+"""The RPC Diagnose of a real agent: one diagnosis at a time, never beside ranks; a new caller can follow it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request(request_id: str, *tests: str, job: str = "", run: str = "", **settin
 
 
 def waiting(request_id: str) -> pb.DiagnoseRequest:
-    """A test that waits for another machine, which does not come."""
+    """Return a request for a test that waits for another machine, which never connects."""
     return pb.DiagnoseRequest(
         request_id=request_id,
         tests=[pb.TestToRun(name="nic", settings='{"deadline_s": 600}')],
@@ -48,7 +48,7 @@ async def test_results_are_told_as_they_come_and_again_to_whoever_asks_again(age
     second = await all_of(agent.client.diagnose(asked))
 
     assert kinds(first) == ["begun", "result", "begun", "result", "over"]
-    assert second == first, "nothing was tested again"
+    assert second == first, "the same request runs no test again"
     assert [reply.result.measures["tested_bytes"] for reply in first if reply.HasField("result")] == [2e6, 2e6]
     assert (first[0].begun.number, first[0].begun.of) == (1, 2)
 
@@ -65,7 +65,7 @@ async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> Non
 async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_the_middle(
     agent: RunningAgent, tmp_path: Path
 ) -> None:
-    """Killed, it could not set back what it changed, e.g. the clocks of GPUs."""
+    """A killed test could not undo its changes, for example to the clocks of GPUs."""
     (dcgmi := tmp_path / "dcgmi").write_text("#!/bin/sh\nexec sleep 600\n")
     dcgmi.chmod(0o755)
     asked = request("short", "eud", command=str(dcgmi), deadline_s=1200.0)
@@ -95,7 +95,7 @@ async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) 
         assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
         with pytest.raises(AgentError, match="another diagnosis is running"):
             await all_of(agent.client.diagnose(request("two", "memory")))
-    # It ends with its caller, for it had no request id.
+    # The first diagnosis ends with its caller, because its request had no id.
     found = None
     while found is None:
         try:
@@ -106,7 +106,7 @@ async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) 
 
 
 async def test_ranks_come_first(agent: RunningAgent) -> None:
-    """Refused while they live; a stopped job has to be named, with its run; a launch ends a diagnosis."""
+    """A diagnosis is refused while ranks live; its request must name the stopped job; a launch ends it."""
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
     await job.launch()
@@ -134,10 +134,10 @@ async def test_whoever_follows_may_die_and_another_one_follows_on(agent: Running
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
         first = [await anext(stream), await anext(stream)]
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
-        assert [await anext(stream), await anext(stream)] == first, "the same one, at the same port"
+        assert [await anext(stream), await anext(stream)] == first, "it is the same diagnosis, at the same port"
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
-    await job.launch()  # ends it
+    await job.launch()  # ends the diagnosis
     await job.stop()
     await job.release()
 
@@ -153,7 +153,7 @@ async def test_nothing_is_left_when_the_agent_ends(agent: RunningAgent) -> None:
 
 
 def _marks(agent: RunningAgent) -> set[str]:
-    """Of the tests of this agent."""
+    """Return the marks of this agent's diagnostic processes."""
     from everstep.system.procfs import PROC, living
 
     assert agent.process

@@ -1,4 +1,4 @@
-"""What an earlier run of a job's name left is thrown away, and no other job waits for it."""
+"""The data that an earlier run of the same job name left is deleted, and no other job waits for that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away(monke
     ends = asyncio.Event()
 
     async def release(_: Any) -> int:
-        await ends.wait()  # a rank that is hard to kill
+        await ends.wait()  # as with a rank that takes long to die
         return 0
 
     monkeypatch.setattr(jobs, "release", release)

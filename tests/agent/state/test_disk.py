@@ -1,4 +1,4 @@
-"""An agent whose state folder is full or hangs: it stops and starts ranks all the same, and says so."""
+"""An agent whose state folder is full or hangs still stops and starts ranks, and reports the problem."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.agent.agents import Job, RunningAgent, alive, running_agent, until
 SLEEP = "import time; time.sleep(600)"
 TALKS = "import os, time\nfor _ in range(100_000):\n    print('x' * 1000, flush=True)\n    time.sleep(0.05)\n"
 START_S = 120.0
-"""A fork server that imports torch on a busy machine."""
+"""The limit for the start of a fork server, which imports torch, on a busy computer."""
 ANSWER_S = 60.0
-"""A command that waited for the disk would never be answered; this only bounds the test."""
+"""The limit for a command's answer. A command that waits for the disk would never be answered."""
 
 
 @contextlib.contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """No byte is left on the file system of a folder."""
+    """Fill the file system of a folder until no byte is left."""
     filler = folder / "filler"
     try:
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def full(folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, as the state folder of an agent."""
+    """A folder whose subfolder ``state``, for an agent, is a separate small file system."""
     if said := mounts.why_not(tmp_path):
         pytest.skip(said)
     with mounts.small(tmp_path / "state", 4 << 20):
@@ -53,7 +53,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def disk_that_freezes(tmp_path: Path) -> Iterator[Path]:
-    """A file system on a loop device, as the state folder of an agent: fsfreeze makes every write on it hang."""
+    """A folder whose subfolder ``state``, for an agent, is a file system on which fsfreeze makes every write hang."""
     if missing := [tool for tool in ("mkfs.ext4", "fsfreeze", "mount") if not shutil.which(tool)]:
         pytest.skip(f"{', '.join(missing)} is not there")
     image, state = tmp_path / "image", tmp_path / "state"
@@ -84,7 +84,7 @@ def frozen(state: Path) -> Iterator[None]:
 
 
 async def in_time(job: Job, command: str, generation: int) -> None:
-    """A command is answered, and does what it says."""
+    """Send a command, and check that it is answered in time and did its work."""
     async with asyncio.timeout(ANSWER_S):
         if command == "stop":
             before = [rank.pid for rank in (await job.progress(bool)).ranks]
@@ -97,7 +97,7 @@ async def in_time(job: Job, command: str, generation: int) -> None:
 
 
 async def problem(job: Job, wanted: str) -> None:
-    """What the ranks' progress says of the disk; an empty text: nothing fails."""
+    """Wait until the ranks' progress reports this problem of the disk; empty: no problem."""
     if wanted:
         await job.progress(lambda reply: all(wanted in one.saved.disk_problem for one in reply.ranks))
     else:
@@ -105,7 +105,7 @@ async def problem(job: Job, wanted: str) -> None:
 
 
 async def on_disk(agent: RunningAgent, job: Job, generation: int, fenced: int) -> None:
-    """What the disk has of a job in the end."""
+    """Wait until the job's record on disk has these values."""
 
     def there() -> bool:
         record = json.loads((agent.state / "jobs" / job.name / "job.json").read_text())
@@ -125,7 +125,7 @@ async def test_an_agent_stops_and_starts_ranks_with_no_byte_of_disk_left(small_d
             await in_time(job, "launch", 2)
             await problem(job, "No space left")
             await asyncio.sleep(0.2)
-            assert all(rank.alive for rank in (await job.entered()).ranks), "what they print is lost, and not they"
+            assert all(rank.alive for rank in (await job.entered()).ranks), "the ranks live; only their output is lost"
             await in_time(job, "stop", 2)
 
             agent.kill()
@@ -150,7 +150,7 @@ async def test_an_agent_stops_and_starts_ranks_while_its_disk_hangs(disk_that_fr
             await problem(job, "the state folder cannot be written: it does not answer for")
             os.kill((await job.entered()).ranks[0].pid, 9)
             [seen] = await job.exits(1)
-            assert seen.rank_ended.exit.value == 9, "an end is told too"
+            assert seen.rank_ended.exit.value == 9, "the end of a rank is reported, too"
             await agent.client.acknowledge(pb.AcknowledgeRequest(up_to_sequence=seen.sequence, job=job.name))
             await in_time(job, "stop", 2)
             new = Job(agent, SLEEP)
@@ -175,7 +175,7 @@ async def test_a_late_launch_of_a_stopped_generation_is_refused_after_all_was_lo
         await in_time(job, "stop", 2)
         await asyncio.sleep(0.1)
         server = (await agent.client.describe()).jobs[0].fork_server_pid
-        agent.kill()  # power fails, and the disk was full since the stop of generation 1
+        agent.kill()  # as if power failed, and the disk was full since the stop of generation 1
         os.kill(server, 9)
         shutil.rmtree(agent.shm)
         (agent.state / "jobs" / job.name / "job.json").write_bytes(stale)
@@ -218,7 +218,7 @@ async def test_the_first_launch_of_a_run_is_asked_for_whatever_its_number(tmp_pa
 async def test_writes_are_kept_in_order_until_the_disk_takes_them(tmp_path: Path) -> None:
     disk, fifo, done = StateDisk(), tmp_path / "fifo", tmp_path / "done"
     os.mkfifo(fifo)
-    disk.append(fifo, b"1 ")  # opening it waits for a reader: a disk that hangs
+    disk.append(fifo, b"1 ")  # like a disk that hangs: opening the FIFO waits for a reader
     disk.put(done, b"old")
     disk.append(done, b" and lines")
     assert not await disk.flush(0.05)
@@ -246,14 +246,14 @@ async def test_what_a_full_disk_refused_is_written_once_there_is_room(tmp_path: 
     disk.put(folder / "record", b"newer")
     disk.append(folder / "log", b"3")
     assert "No such file" in disk.problem
-    assert await disk.flush(20.0), "nobody waits for what failed"
+    assert await disk.flush(20.0), "a flush does not wait for failed writes"
 
     folder.mkdir()
     deadline = asyncio.get_running_loop().time() + 20.0
     while not ((folder / "record").exists() and (folder / "log").exists()):
-        disk.run("busy", lambda: None)  # others have work for the disk all the time
+        disk.run("busy", lambda: None)  # the disk always has other work
         await asyncio.sleep(0.01)
-        assert asyncio.get_running_loop().time() < deadline, "both are tried again"
+        assert asyncio.get_running_loop().time() < deadline, "both failed writes are repeated"
     assert ((folder / "log").read_bytes(), (folder / "record").read_bytes()) == (b"123", b"newer")
     await until(lambda: disk.problem == "", "and it is over")
     disk.close(20.0)
@@ -268,7 +268,7 @@ async def test_a_log_that_cannot_be_read_holds_up_neither_a_stop_nor_the_news_of
         for rank in (0, 1):
             log = agent.state / "jobs" / job.name / "logs" / f"rank-{rank}.err"
             log.unlink()
-            os.mkfifo(log)  # opening it waits for a writer that never comes: a disk that hangs
+            os.mkfifo(log)  # like a disk that hangs: opening it waits for a writer that never comes
         os.kill(launched.ranks[0].pid, 9)
         [seen] = await job.exits(1)
         assert (seen.rank_ended.rank, seen.rank_ended.exit.value) == (0, 9)

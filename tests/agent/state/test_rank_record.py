@@ -1,4 +1,4 @@
-"""The exception in the output of a rank, and the part of its output that belongs to one generation."""
+"""How an agent finds the exception in a rank's output, and the part of the output that is of one generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that take py-spy's place, and hang in the middle of what it does."""
+"""Programs that replace py-spy and hang in the middle of its work."""
 
 _HEAD = """
 import ctypes, os, signal, sys, time
@@ -10,5 +10,5 @@ Path(__file__).with_suffix(".met").touch()
 time.sleep(600)
 """
 ATTACH_AND_HANG = _HEAD + "assert ctypes.CDLL(None).ptrace(16, pid, 0, 0) == 0  # PTRACE_ATTACH" + _TAIL
-"""Its death leaves the process stopped: the stop that attaching asks for comes, and nobody takes note of it."""
+"""Attaches and hangs. Its death leaves the process stopped, by the stop signal that attaching sends."""
 STOP_AND_HANG = _HEAD + "os.kill(pid, signal.SIGSTOP)" + _TAIL

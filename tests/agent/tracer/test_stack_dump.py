@@ -1,4 +1,4 @@
-"""Dumps by py-spy: of what runs, of what is stopped; and a py-spy that is killed leaves nobody stopped."""
+"""Dumps by py-spy, of running and of stopped processes; a killed py-spy leaves no process stopped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_one_that_hangs_is_killed_and_its_process_goes_on(target: tuple[int, int
     found = dump(*target, deadline=time.monotonic() + 2, program=[sys.executable, str(program)])
 
     assert "did not end" in found.problem
-    assert (program.with_suffix(".met")).exists(), "the tracer did not come to stop it"
+    assert (program.with_suffix(".met")).exists(), "the tracer did not get as far as stopping the process"
     assert state_of(*target) not in (STOPPED, "t")
 
 

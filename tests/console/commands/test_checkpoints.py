@@ -1,4 +1,4 @@
-"""``everstep checkpoints``: what exists is shown, what is missing is named."""
+"""``everstep checkpoints`` shows the copies that exist and names what is missing."""
 
 from __future__ import annotations
 
@@ -178,7 +178,9 @@ async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) ->
         copies, silent = await ask_for_copies(pool, spec, machines, verify=verify)
 
     assert silent == ["m2"]
-    assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], "one file, seen by two"
+    assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], (
+        "two machines see one file, which counts once"
+    )
     for [one] in (agent.asked("checkpoints") for agent in agents):
         assert (one.job, one.verify, one.disk_path) == ("gpt", verify, "/shared")
 

@@ -1,4 +1,4 @@
-"""``everstep run --detach``: a job that is refused within moments is not called running."""
+"""``everstep run --detach``: if a job is refused within moments, the command does not report it as running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of ``everstep drill`` as they reach the drill."""
+"""The options of ``everstep drill``, as the drill gets them."""
 
 from __future__ import annotations
 

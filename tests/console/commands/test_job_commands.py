@@ -1,4 +1,4 @@
-"""Wrong usage costs nothing and says what to do; nothing here needs a cluster."""
+"""Commands on jobs refuse wrong usage before they reach a cluster, and say what to do."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class WithoutPool:
 
 
 class OneMachine(WithoutPool):
-    """A cluster of one machine, on which a GPU fell off the bus until an operator clears that."""
+    """A cluster of one machine with a finding, a GPU that fell off the bus, until an operator clears it."""
 
     def __init__(self) -> None:
         self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)
@@ -95,7 +95,7 @@ class TwoMachines(WithoutPool):
 
 @pytest.fixture
 def cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands reach the cluster of one machine."""
+    """Commands connect to the cluster of one machine."""
 
     async def connect(_: str) -> OneMachine:
         return OneMachine()
@@ -137,7 +137,7 @@ async def test_machines_have_to_be_named() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Which machines were asked, round by round; after some rounds the user presses Ctrl-C."""
+    """The machines that were asked in each round; after ``ROUNDS`` rounds the user presses Ctrl-C."""
     rounds: list[list[str]] = []
 
     async def connect(_: str) -> TwoMachines:

@@ -1,4 +1,4 @@
-"""``everstep policy``: the rules as a person and as a script reads them."""
+"""``everstep policy`` shows the rules to a person, and as JSON to a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.decisions.act.evict.rules import RULES
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No cluster is up."""
+    """A home folder in which no cluster runs; returns the test's folder."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     monkeypatch.delenv("EVERSTEP_INVENTORY", raising=False)
@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def job_file(home: Path) -> Path:
-    """A job of six machines that asks an operator about networks."""
+    """The file of a job of six machines whose policy asks an operator about network faults."""
     (home / "train.py").write_text("")
     path = home / "gpt.toml"
     path.write_text(

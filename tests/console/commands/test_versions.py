@@ -1,4 +1,4 @@
-"""``everstep versions`` of jobs that Temporal does not know any more: the ledger has them."""
+"""``everstep versions`` for jobs that the ledger still knows and Temporal does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def version(number: int, status: VersionStatus, **more: object) -> JobVersion:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of two runs of a job; there is no cluster."""
+    """The URL of a ledger with two runs of a job; there is no cluster."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     url = f"sqlite:///{tmp_path}/ledger.db"

@@ -1,4 +1,4 @@
-"""What a drill says at its end."""
+"""The lines that a drill prints at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of a job as a person reads it: nothing that is of another run, or not true any more."""
+"""The status of a job for a person shows nothing that belongs to another run or is no longer true."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_it_is_said_why_a_machine_does_not_answer() -> None:
 
 
 def test_a_job_knows_whether_it_was_launched() -> None:
-    state = JobState(spec=JobSpec(name="gpt", script="/gpt.py"), machines=[], generation=3)  # of the earlier runs
+    state = JobState(
+        spec=JobSpec(name="gpt", script="/gpt.py"), machines=[], generation=3
+    )  # all generations are of earlier runs
     assert not state.launched
     assert state.model_copy(update={"lineage": [(4, -1)]}).launched
 
@@ -144,4 +146,4 @@ async def test_what_is_on_disk_is_looked_up(steps: list[list[int] | None], url: 
         control: Any = SimpleNamespace(agents=pool, option="")
         assert (await remaining_checkpoint(control, JobState(spec=spec, machines=machines))).startswith(said)
     for [asked] in (agent.asked("checkpoints") for agent in agents):
-        assert not asked.remote_url, "that takes too long"
+        assert not asked.remote_url, "remote storage is not listed, since that takes too long"

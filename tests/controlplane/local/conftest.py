@@ -1,4 +1,4 @@
-"""A home of its own for every test, and stand-ins for the programs of a cluster."""
+"""Fixtures: a home folder for each test, and programs that replace those of a cluster."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ NAME = "trial"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder for clusters named NAME, stopped at the end; no Temporal configured."""
+    """A home folder for the cluster ``NAME``, which is stopped at the end; no Temporal server is configured."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "TEMPORAL_NAMESPACE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(tmp_path / "none.toml"))
-    # Temporal's own ports are anybody's: of this computer's user, who may have a cluster of everstep too.
+    # The default ports may be in use, for example by a cluster of this computer's user.
     monkeypatch.setattr(local, "TEMPORAL_PORT", 0)
     monkeypatch.setattr(local, "UI_PORT", 0)
     yield tmp_path
@@ -64,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def commands() -> Commands:
-    """Stand-ins that do what readiness looks at: poll the task queue, answer the health check."""
+    """Programs that do only what the readiness check needs: poll the task queue, and answer the health check."""
     return Commands(
         worker=lambda: [*PYTHON, WORKER],
         agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address],
@@ -74,7 +74,7 @@ def commands() -> Commands:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    """A supervisor without processes yet."""
+    """A supervisor that has no processes yet."""
     trial = Trial(tmp_path, f"supervisor-test-{os.getpid()}")
     yield trial
     trial.stop()

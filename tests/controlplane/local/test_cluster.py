@@ -1,4 +1,4 @@
-"""A cluster comes up, grows, survives kills, and goes down without a trace; the server is real."""
+"""A cluster starts, grows, survives kills, and ends without leaving anything; the Temporal server is real."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     assert set(first) == {"temporal", "template", "agent-m0", "agent-m1", "worker-0"}
     assert said[0].startswith("Temporal: ")
     assert ClusterFile.load(NAME) == cluster
-    assert [name for name in files_of(home) if f"/{NAME}/" in name] == [], "it is not the code of a job beside it"
+    assert [name for name in files_of(home) if f"/{NAME}/" in name] == [], (
+        "a snapshot of the folder around it has no files of the cluster"
+    )
 
     assert local.up(NAME, machines=1, standbys=1, workers=1, commands=commands) == cluster
     assert local.processes(cluster) == first
@@ -46,7 +48,9 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     second = local.processes(grown)
     assert first.items() <= second.items()
     assert set(second) - set(first) == {"agent-m2", "worker-1"}
-    assert local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == grown  # never shrinks
+    assert (
+        local.up(NAME, machines=1, standbys=0, workers=1, commands=commands) == grown
+    )  # a smaller request changes nothing
 
     assert local.down(NAME)
     assert not cluster_processes.of_cluster(cluster.id)
@@ -57,7 +61,7 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     assert not local.down(NAME)
 
     again = local.up(NAME, machines=2, standbys=1, workers=2, commands=commands)
-    assert again == grown  # the addresses are kept
+    assert again == grown  # the machines keep their addresses
     local.down(NAME, purge=True)
     assert not cluster.home.exists()
 
@@ -68,7 +72,7 @@ def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: Co
     for pid in before.values():
         os.kill(pid, signal.SIGKILL)
     assert holds(lambda: all(count >= 1 for count in local.restart_counts(cluster).values()), PATIENCE_S)
-    local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)  # waits until all answer
+    local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)  # this waits until all processes answer
     after = local.processes(cluster)
     assert set(after) == set(before)
     assert not set(after.values()) & set(before.values())
@@ -129,7 +133,7 @@ def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_
     checkpoint = cluster.shm / "m0" / "job" / "checkpoint-0"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_bytes(b"state")
-    stopping.kill_all(cluster.id, set())  # as when the whole session of the user was killed
+    stopping.kill_all(cluster.id, set())  # as if the user's complete session was killed
     gone = local.SHM_ROOT / f"{NAME}-0123abcd"
     stopping.make_shared_memory(gone, home / "no such folder")
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""A running cluster gets more machines without anybody's waiting for them."""
+"""A running cluster gets more machines, and the caller does not wait until they run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_it_grows_to_what_it_may_have(home: Path, commands: Commands) -> None:
     before = local.up(NAME, machines=1, standbys=1, workers=1, at_most=4, commands=commands)
     running = local.processes(before)
 
-    for _ in range(2):  # twice is once
+    for _ in range(2):  # the second call changes nothing
         grow(NAME, 4)
     grown = ClusterFile.load(NAME)
 
@@ -30,13 +30,13 @@ def test_it_grows_to_what_it_may_have(home: Path, commands: Commands) -> None:
     assert holds(lambda: {"agent-m2", "agent-m3"} <= local.processes(grown).keys(), 60.0)
     for machine in grown.machines:
         agent_serves(grown, machine.name, machine.address)
-    assert running.items() <= local.processes(grown).items(), "nobody else was started anew"
+    assert running.items() <= local.processes(grown).items(), "no running process was restarted"
     assert {machine.address for machine in grown.machines} <= set(ClusterPlan.load(grown.home).addresses)
 
     with pytest.raises(ClusterError, match="at most 4 machines"):
         grow(NAME, 5)
     again = local.up(NAME, machines=1, standbys=1, workers=1, commands=commands)
-    assert again == grown, "a later 'up' knows of them"
+    assert again == grown, "a later 'up' keeps the new machines"
 
 
 def test_a_new_agent_is_started_as_the_others_are(home: Path, commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""What the supervisor keeps on disk."""
+"""The state that the supervisor keeps on disk."""
 
 from __future__ import annotations
 

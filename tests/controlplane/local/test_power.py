@@ -1,4 +1,4 @@
-"""A machine that loses its power: everything of it dies at once, stays off, and comes back empty."""
+"""A machine loses its power: all its processes die at once, stay off, and later start again without their data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if not os.fork():  # an orphan that took another session
 open(state + "/up", "w").close()
 time.sleep(600)
 """
-"""As an agent with a fork server and a data loader of a rank."""
+"""A program that acts as an agent with fork servers, and a rank's data loaders."""
 
 
 @pytest.fixture
@@ -89,13 +89,14 @@ def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: Clu
         assert list(power.state_folder(cluster, "m1").iterdir()) == []
         power.empty_memory(cluster, "m2")
     assert holds(lambda: is_up(cluster, "m1"), PATIENCE_S)
-    assert power.state_folder(cluster, "m2").joinpath("up").exists()  # its disk was not emptied
+    assert power.state_folder(cluster, "m2").joinpath("up").exists()  # the disk of m2 was not emptied
     assert of(cluster, "m10") == before["m10"]
     assert (trial.shm / "m10" / "job" / "checkpoint-0").exists()
 
 
 def test_nothing_changes_between_the_moment_and_the_loss(cluster: ClusterFile) -> None:
-    """Asked a second time, everything of the machine stands still; where the moment is over by then it goes on."""
+    """If ``when`` is true, the machine's processes are suspended and ``when`` is asked again; if it is then false, they
+    continue."""
     answers, seen = iter([False, True, False, True, True]), []
 
     def when() -> bool:

@@ -1,4 +1,4 @@
-"""The server is looked for in a fixed order, and ours starts with every setting."""
+"""The Temporal server is looked for in a fixed order, and the embedded server starts with all settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program(folder: Path, version: str) -> Path:
 
 @pytest.fixture
 def bare(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with an empty cache, an empty PATH (but a shell) and no way to download."""
+    """A folder for a machine with an empty cache, no programs on PATH but a shell, and no access to downloads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with socket.socket() as unused:
@@ -131,7 +131,7 @@ async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -
 
 
 async def _healthy(address: str) -> Client:
-    """A client, once the server takes one: it listens before it is healthy."""
+    """Return a client as soon as the server accepts one; the server listens before it is healthy."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""A long step says that it goes on."""
+"""A long step reports that it is still running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each incident event is told once, in order, however rarely the workflow is asked."""
+"""Each event of an incident is reported once, in order, even if the workflow is asked rarely."""
 
 from __future__ import annotations
 

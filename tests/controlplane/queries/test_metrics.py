@@ -1,4 +1,4 @@
-"""What a job's ranks report, as one line about the job."""
+"""The reports of a job's ranks, summarized in one line about the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controlplane.queries.metrics import metrics_lines, metrics_report
 from everstep.model.topology import Topology
 
 TOPOLOGY = Topology.of(2, 2, 2, 1)
-"""Two replicas of two tensor-parallel ranks."""
+"""A job with two replicas, each of two tensor-parallel ranks."""
 FINE = pb.Series(since=-1, jump_step=-1)
 
 
@@ -31,7 +31,7 @@ def test_ranks_of_a_replica_count_once_and_the_slowest_sets_the_pace() -> None:
 
 @pytest.mark.parametrize(("derived", "mfu"), [(True, 0.3), (False, 0.15)])
 def test_utilization_is_what_the_tokens_cost_of_what_all_devices_can_do(derived: bool, mfu: float) -> None:
-    """Derived figures are shares of a replica, which add up; one that is given is of the whole model."""
+    """Derived FLOPs of a token are a rank's share, and add up over a replica; given ones are of the complete model."""
     work: dict[str, Any] = {"flops_per_token": 6.0, "peak_flops": 400.0, "flops_derived": derived}
     ranks = [rank(number, tokens_per_s=1000.0, **work) for number in range(4)]
     report = metrics_report(ranks, TOPOLOGY)
@@ -39,7 +39,7 @@ def test_utilization_is_what_the_tokens_cost_of_what_all_devices_can_do(derived:
     assert report is not None and report.mfu == pytest.approx(mfu * 50)
     assert ("6 FLOPs for each parameter" in report.mfu_from) is derived
     unknown = metrics_report([*ranks[:3], rank(3, tokens_per_s=20.0, flops_per_token=6.0)], TOPOLOGY)
-    assert unknown is not None and unknown.mfu is None, "a device whose peak nobody knows"
+    assert unknown is not None and unknown.mfu is None, "the peak of one device is unknown"
     some = metrics_report(ranks[:3], TOPOLOGY)
     assert some is not None and some.mfu is None
 

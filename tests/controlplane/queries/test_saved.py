@@ -1,4 +1,4 @@
-"""How far the copies of a job's state are: what a person is told."""
+"""The lines that tell a person how new the copies of a job's state are."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
 
 
 def test_agents_that_answer_at_different_moments_do_not_make_a_drift() -> None:
-    """m1 was asked a little earlier; when it is asked again it is where m0 was."""
+    """m1 was asked a little earlier than m0. At the second look it has reached the steps that m0 had."""
     again = {
         "m0": [rank(0, own_step=29, own_steps=[26, 27, 28, 29])],
         "m1": [rank(1, own_step=28, own_steps=[25, 26, 27, 28])],

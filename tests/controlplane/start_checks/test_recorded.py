@@ -1,4 +1,4 @@
-"""A job starts with a version that was recorded: which one is meant, and how far it repeats anything."""
+"""A job starts with a recorded version: how the version is found, and whether the job repeats an earlier run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = JobSpec(name="gpt", script="/gone/train.py", args=["--now"], machines=2, 
 
 
 class Recorded:
-    """A store with two versions of a job that ran; its last run knew both."""
+    """A store with two versions of a job, both known to the job's last run."""
 
     def __init__(self, folder: Path) -> None:
         self.store = VersionStore(str(folder / "versions"))

@@ -1,4 +1,4 @@
-"""What cannot be written is refused before a job starts, and what is merely not known is not."""
+"""A job is refused at its start if a machine reports that storage cannot be written, but not if that is unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.activities.spoken import reached
 
 
 def agents_with(*problems: list[str] | None) -> list[FakeAgent]:
-    """Agents that answer with given problems; None: one that does not answer."""
+    """Return agents that report these problems; None: the agent does not answer."""
     answers = [AgentUnreachable("away") if one is None else pb.CheckStorageReply(problems=one) for one in problems]
     return [FakeAgent(check_storage=answer) for answer in answers]
 

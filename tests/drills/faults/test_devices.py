@@ -1,4 +1,4 @@
-"""What a drill expects of inspections, for every fault that names its machine for sure."""
+"""The findings that drills expect, for each fault whose finding surely names its machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.agent.monitor.sites import SimulatedMachine
 
 DRILLS_OF_THEIR_OWN = {"fs-readonly"}
 SURE_IN_SOME_FORM = {"gpu-recovery-action"}
-"""By the action that the driver asks for."""
+"""Reasons whose findings are sure for some of the actions that the driver requests."""
 
 
 @pytest.fixture

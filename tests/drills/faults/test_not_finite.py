@@ -1,4 +1,4 @@
-"""The judge of a NaN: told as what it is, with who had it first, and gone back from as far as it takes."""
+"""The judge of drills with a NaN: an incident must name the NaN and its first rank, and resume before the NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMED = "the loss is NaN or infinite since step 20, first on rank 5 on m2"
 
 
 def records(bad_from: dict[int, int]) -> Records:
-    """Losses of 30 steps of all ranks; rank → step from which on they are NaN."""
+    """Return the losses of all ranks in 30 steps; ``bad_from``: rank → step from which on its losses are NaN."""
 
     def loss(rank: int, step: int) -> float:
         return math.nan if step >= bad_from.get(rank, 99) else 1.0

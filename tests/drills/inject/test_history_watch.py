@@ -1,4 +1,4 @@
-"""A worker dies as an event is in the store of its server; the store is filled by hand here."""
+"""A drill kills a worker when an event appears in the Temporal server's database, which this test fills itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_dies_once_the_event_is_in_the_store_and_not_before(tmp_path: P
             store.execute("INSERT INTO current_executions VALUES (?, ?, ?, ?)", KEY)
             store.execute("INSERT INTO executions VALUES (?, ?, ?, ?, 3)", KEY)
             time.sleep(2)
-            assert worker.poll() is None, "event 2 is the newest"
+            assert worker.poll() is None, "the newest event is 2"
             store.execute("UPDATE executions SET next_event_id = 5")
             assert worker.wait(30) == -signal.SIGKILL
             while (mark := faults.fired(plan, fault)) is None:

@@ -1,4 +1,4 @@
-"""What is where, as the files say it: what a drill holds the agents' answers against."""
+"""The copies that exist, read from the files themselves; drills compare them with the agents' answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
         assert backup is not None and backup.parent != stored.own(rank).parent
         save(backup, 19, 20)
         write(stored, rank, 15)
-        write(stored, rank, 20, whole=rank != 3)  # rank 3 was not ready: there is no manifest
+        write(stored, rank, 20, whole=rank != 3)  # rank 3 was not finished, so it has no manifest
     assert stored.newest() == 20
     everything = stored.left(Loss())
     assert everything == {rank: {15, 18, 19, 20} for rank in RANKS}

@@ -1,4 +1,4 @@
-"""What is killed in the end, what that may cost, and the line that says so."""
+"""What a drill kills in the end, how many steps that may cost, and the line that describes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drills.spec.loss import Loss, best_step, promise_of
 @pytest.mark.parametrize(
     ("options", "strike", "promised", "said"),
     [
-        # Machines m0 … m3 hold (pp0 dp0), (pp0 dp1), (pp1 dp0), (pp1 dp1): m0 and m3 are peers, m1 and m2 too.
+        # Machines m0 … m3 hold (pp0 dp0), (pp0 dp1), (pp1 dp0), (pp1 dp1): m0 and m3 are peers, and so are m1 and m2.
         (
             {"fault": "kill-machine", "machine": "m2"},
             Loss((2,)),

@@ -1,4 +1,4 @@
-"""Text for people."""
+"""Texts for people: lists, error lines and printable names."""
 
 from everstep.base.text import error_line, first_of, listed, printable
 

@@ -1,4 +1,4 @@
-"""The correction of times of a machine whose clock is off."""
+"""The correction of times from a machine whose clock is wrong."""
 
 from __future__ import annotations
 

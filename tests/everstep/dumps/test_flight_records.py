@@ -1,4 +1,4 @@
-"""Flight records of torch, from gloo and NCCL, as JSON and pickles."""
+"""Flight records of torch, from gloo and from NCCL, in JSON files and in pickles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GLOO = {"version": "2.10", "pg_config": {"": {"name": "", "desc": "", "ranks": "
 
 
 def test_gloo() -> None:
-    """Only the field ``retired`` shows that an operation of gloo is over."""
+    """Only the field ``retired`` shows that an operation of gloo has ended."""
     found = flight_record(GLOO | {"entries": [entry("0", 5, retired=True), entry("3", 2, retired=False)]})
 
     assert found.record.last == {"0": 5, "3": 2}
@@ -39,7 +39,7 @@ def test_gloo() -> None:
 
 
 def test_the_oldest_of_a_group_holds_a_rank_up() -> None:
-    """On a GPU a rank may have entered several collectives."""
+    """On a GPU a rank may have entered several collectives; the oldest pending one counts."""
     entries = [entry("0", number, retired=False, name="nccl:all_reduce") for number in (7, 8, 9)]
     found = flight_record(GLOO | {"entries": entries})
     assert found.record.last == {"0": 9}

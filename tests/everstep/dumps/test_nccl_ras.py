@@ -1,4 +1,4 @@
-"""NCCL's RAS report: ranks that launched fewer collectives, and silent ranks."""
+"""NCCL's RAS report shows ranks that launched fewer collectives, and silent ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def process(rank: int, of: int, count: int | None = None) -> dict[str, Any]:
-    """A rank of a communicator; without a count it is missing."""
+    """Return a communicator's rank, which is rank ``of`` of the job; without a count the rank does not answer."""
     found: dict[str, Any] = {
         "rank": rank,
         "host": f"10.0.0.{of // 4}",
@@ -48,7 +48,7 @@ def judge(data: bytes) -> Any:
 
 
 def test_whoever_launched_fewer_is_named() -> None:
-    """Rank 5 is behind in the job's communicator, and its tp peer waits for it in their own."""
+    """Ranks 4 and 5 are behind in the job's communicator, and rank 5 is behind rank 4 in that of these two."""
     world = [process(rank, rank, 9 if rank not in (4, 5) else 8) for rank in range(8)]
     pair = [process(0, 4, 31), process(1, 5, 30)]
 
@@ -65,7 +65,7 @@ def test_a_silent_process_is_named() -> None:
 
 
 def test_what_nccl_wrote_on_a_gpu_is_read() -> None:
-    """A report of NCCL 2.28.9 on an H200: a single rank counts no collectives in its communicator."""
+    """The report is of NCCL 2.28.9 on an H200. A communicator of one rank counts no collectives."""
     ranks, groups = ras_evidence(parse_ras("ras.json", (RECORDED / "nccl-ras-2.28.9.json").read_bytes()))
 
     group = "0x30a6db1285ad92f8 0xd0a24eabdfa7be8c:0x6498e6e5608549b7"

@@ -1,4 +1,4 @@
-"""Dumps of py-spy: text and JSON give the same, and other files are refused."""
+"""Dumps of py-spy: text and JSON give the same result, and other files are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DUMP = [
 
 
 def compact(dump: Any) -> bytes:
-    """JSON as py-spy writes it."""
+    """Return a dump as JSON in the form that py-spy writes."""
     return json.dumps(dump, separators=(",", ":")).encode()
 
 
@@ -64,7 +64,7 @@ def test_text_and_json_say_the_same() -> None:
 
     assert text.pid == of_json.pid == 20391
     assert [name for name, _ in text.threads] == ["QueueFeederThread", "MainThread"]
-    assert text.main() is of_json.main()  # line by line the same stack is kept once
+    assert text.main() is of_json.main()  # equal stacks are kept once
     signature = text.signature()
     assert signature is not None
     assert (signature.leaf.kind, signature.leaf.operation) == (LeafKind.COLLECTIVE, "all_reduce")

@@ -1,4 +1,4 @@
-"""Fixtures of the integrations' tests: a rank's files and environment."""
+"""Fixtures of the integrations' tests: the files and environment of a rank, and a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ __all__ = ["outside", "shm", "start_rank"]
 
 @pytest.fixture
 def job(start_rank: StartRank, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job that has not begun yet."""
+    """A job that has not started yet."""
     torch.set_num_threads(1)
     return Job(start_rank, monkeypatch)

@@ -1,4 +1,4 @@
-"""A training with Lightning on 2 machines with 2 ranks each, as a user writes it; a drill runs it."""
+"""A Lightning training as a user writes it, on 2 machines with 2 ranks each; a drill runs it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Small(lightning.LightningModule):  # type: ignore[misc]  # the library is 
         self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """Slow enough to be struck."""
+        """Return the loss of a batch, slowly enough that a drill's fault meets a step."""
         time.sleep(0.05)
         loss: torch.Tensor = self.layers(batch).square().mean()
         return loss
 
     def configure_optimizers(self) -> Any:
-        """Adam."""
+        """Return AdamW over all parameters."""
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     def train_dataloader(self) -> Any:
-        """16 batches for each rank."""
+        """Return 16 shuffled batches for each rank."""
         rows = torch.randn(256, 16, generator=torch.Generator().manual_seed(2))
         return DataLoader(rows, batch_size=4, shuffle=True)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer resumes bit for bit; ``make integrations`` runs this with the library."""
+"""Lightning's Trainer resumes bit for bit; ``make integrations`` runs these tests with the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Losses = dict[int, float]
 
 
 def training(losses: Losses, crash_at: int = -1, *, manual: bool = False, **options: Any) -> tuple[Any, Any]:
-    """A trainer and a tiny model with dropout, for 2 epochs of 10 batches in random order."""
+    """Return a trainer and a tiny model with dropout, for 2 epochs of 10 batches in random order."""
 
     class Tiny(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def training(losses: Losses, crash_at: int = -1, *, manual: bool = False, **opti
     [
         (4, {}),
         (13, {}),
-        (10, {}),  # at the first step of an epoch
+        (10, {}),  # the first step of the second epoch
         (0, {}),
         (3, {"accumulate_grad_batches": 2}),
         (6, {"val_check_interval": 3, "limit_val_batches": 1}),

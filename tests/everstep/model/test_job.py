@@ -1,4 +1,4 @@
-"""The sizes of a job are read as they were written."""
+"""The sizes of a job stay the same when they are written and read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spec(**fields: object) -> JobSpec:
 
 @given(MESHES, st.lists(st.integers(1, 3), min_size=4, max_size=4), st.booleans())
 def test_a_job_is_read_as_it_was_written(axes: list[str], sizes: list[int], laid: bool) -> None:
-    """A mesh of tp, pp and dp is written in the short form."""
+    """A mesh of only tp, pp and dp is written in the short form."""
     mesh = dict(zip(axes, sizes, strict=False))
     groups = [f"ep=1:{axes[0]}"] if laid else []
     job = spec(machines=prod(mesh.values()), mesh=mesh, groups=groups)

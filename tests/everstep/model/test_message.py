@@ -1,4 +1,4 @@
-"""Words and fields of a later release are read and kept."""
+"""Words and fields that a later release added are read and kept."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LATER: list[tuple[type[BaseModel], dict[str, Any]]] = [
 async def test_a_later_releases_message_goes_through_an_earlier_one_unharmed(
     model: type[BaseModel], later: dict[str, Any]
 ) -> None:
-    """As through a workflow: decoded, and carried on in the input of the next run."""
+    """A workflow decodes the message, and writes it into the input of its next run."""
     [payload] = await DATA_CONVERTER.encode([later])
     [found] = await DATA_CONVERTER.decode([payload], [model])
     [carried] = await DATA_CONVERTER.encode([found])

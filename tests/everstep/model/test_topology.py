@@ -25,7 +25,7 @@ def short(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def meshes(draw: st.DrawFn) -> Topology:
-    """Sizes with any axes, and groups that are laid over some of them."""
+    """Draw a topology with any axes and with laid groups."""
     names = draw(st.permutations(["pp", "dp_replicate", "dp_shard", "cp", "tp", "my_axis"]))
     mesh = tuple((name, draw(st.integers(1, 3))) for name in names[: draw(st.integers(1, 5))])
     world = prod(size for _, size in mesh)
@@ -97,7 +97,7 @@ def test_figure_7_of_the_paper() -> None:
     assert topology.group(0, "dp") == (0, 8, 16, 24)
     last = topology.coordinate(31)
     assert (last.tp, last.pp, last.dp) == (1, 3, 3)
-    # A pipeline fills four machines, and a tensor-parallel group one.
+    # A pipeline is on four machines, and a tensor-parallel group on one.
     assert {topology.machine(rank) for rank in topology.group(9, "pp")} == {4, 5, 6, 7}
     assert all(len({topology.machine(rank) for rank in group}) == 1 for group in topology.groups("tp"))
 
@@ -149,7 +149,7 @@ def test_a_line_that_is_no_topology_is_named(text: str) -> None:
 
 
 def test_expert_parallel_groups_are_laid_over_shards_and_tensors() -> None:
-    """Two pipeline stages of 8 ranks, dp_shard 4 and tp 2; experts are split over 4 neighbours of these."""
+    """Two pipeline stages of 8 ranks each, with dp_shard 4 and tp 2; experts are split over 4 ranks of a stage."""
     topology = Topology.parse("4,4,pp=2,dp_shard=4,tp=2,ep=4:dp_shard+tp")
 
     assert topology.groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))

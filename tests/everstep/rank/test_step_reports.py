@@ -50,7 +50,7 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
     optimizer = writer.snapshot().stepped_ns
     assert before <= optimizer <= time.time_ns()
     writer.complete(1)
-    assert writer.snapshot().stepped_ns == optimizer, "not a step of its own"
+    assert writer.snapshot().stepped_ns == optimizer, "``complete`` does not count as another step"
     writer.report(0, 1.0, 1.0, 0)
     newest = writer.snapshot().newest
     assert newest and writer.snapshot().stepped_ns == newest.time_ns >= optimizer
@@ -59,7 +59,7 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
 def test_an_agent_asks_a_rank_to_wait_and_sees_whether_it_does(tmp_path: Path) -> None:
     rank = fresh(tmp_path)
     agent = ReportFile.open(tmp_path / "report")
-    assert agent.alignment() == Alignment(), "the rank is asked nothing"
+    assert agent.alignment() == Alignment(), "no step is requested from the rank yet"
     before = time.monotonic_ns()
     agent.align(7)
     assert rank.align_step() == 7

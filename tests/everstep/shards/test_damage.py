@@ -38,7 +38,7 @@ def test_a_slot_that_is_overwritten_meanwhile_never_becomes_a_file(slot: Slot, t
     def read(offset: int, buffer: memoryview) -> int:
         nonlocal reads
         reads += 1
-        if reads == 3:  # structure and the first tensor are read
+        if reads == 3:  # the structure and the first tensor were read
             with slot.path.open("r+b") as file:
                 file.seek(4096 + 4096 + 25600)
                 file.write(b"\xff")
@@ -89,9 +89,9 @@ def test_a_flipped_bit_is_found_wherever_it_is(slot: Slot, tmp_path: Path, where
     (found,) = held_on_disk(tmp_path, "job", verify=True)
     assert not found.valid
     assert "rank-0.safetensors: the contents do not match their checksum" in found.reason
-    assert [one.valid for one in held_on_disk(tmp_path, "job")] == [True]  # sizes only
+    assert [one.valid for one in held_on_disk(tmp_path, "job")] == [True]  # without ``verify`` only sizes are checked
     again = SlotFile(tmp_path / "again", slots=2)
-    if where == "head":  # nothing of it is used to fill a slot
+    if where == "head":  # the head is not used to fill a slot
         restore_shard(folder, 0, again)
         return
     with pytest.raises(CorruptCheckpoint, match="does not match its checksum"):
@@ -177,7 +177,7 @@ def test_a_label_of_another_step_is_found(slot: Slot, tmp_path: Path) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Limit the size of files, as on a full disk."""
+    """Limit the size of files, so that writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

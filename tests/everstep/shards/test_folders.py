@@ -1,4 +1,4 @@
-"""The folders of a job's checkpoints: which are kept, deleted or set aside."""
+"""The folders of a job's checkpoints, which are kept, deleted or set aside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_is_whole_is_found_and_what_is_to_go_goes(
     going: set[int],
     others: int,
 ) -> None:
-    """Write the ranks of this machine first, then those of other machines that share the disk."""
+    """The last ``others`` ranks are on other machines, which share the disk."""
     root = tmp_path_factory.mktemp("root")
     for rank, steps in enumerate(written):
         for step in steps:
@@ -90,7 +90,7 @@ def test_nothing_is_there_to_prune_or_set_aside(tmp_path: Path) -> None:
 
 def test_an_abandoned_future_is_renamed_and_pruned_too(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
-        slots[step].write(tmp_path)  # by generation 3
+        slots[step].write(tmp_path)  # the writer is generation 3
     assert set_aside(tmp_path, "job", 10, 4, keep=2) == [20, 30, 40]
     assert here(tmp_path) == ["abandoned-g4-step-000000030", "abandoned-g4-step-000000040", "step-000000010"]
     slots[20].write(tmp_path)
@@ -100,9 +100,9 @@ def test_an_abandoned_future_is_renamed_and_pruned_too(slots: dict[int, Slot], t
 
 
 def test_what_the_generation_itself_wrote_stays(slots: dict[int, Slot], tmp_path: Path) -> None:
-    """A restarted agent, or a late agent that shares the disk, sets steps aside again."""
+    """A restarted agent, or a late agent that shares the disk, repeats the setting aside."""
     for step in (10, 20):
-        slots[step].write(tmp_path)  # by generation 3
+        slots[step].write(tmp_path)  # the writer is generation 3
     assert set_aside(tmp_path, "job", 10, 3) == []
     assert set_aside(tmp_path, "job", 10, 3, abandoned=lambda manifest: manifest.generation >= 3) == [20]
 

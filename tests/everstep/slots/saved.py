@@ -1,4 +1,4 @@
-"""Saves states of known contents into slot files, and lists the steps of a file."""
+"""Saves states with known contents into slot files, and lists the steps of a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CYCLE = bytes(range(251))
 
 
 def contents(step: int, size: int) -> bytes:
-    """The tensor bytes of a step, which differ from those of the steps around it at every offset."""
+    """Return the tensor bytes of a step, which differ at every offset from those of neighbouring steps."""
     first = step * 31 % 251
     return ((_CYCLE[first:] + _CYCLE[:first]) * (size // 251 + 1))[:size]
 
@@ -25,5 +25,5 @@ def save(file: SlotFile, step: int, size: int = 100, structure: bytes = b"") -> 
 
 
 def valid_steps(path: Path) -> list[int]:
-    """The steps of a file's intact slots, ascending."""
+    """Return the steps of a file's intact slots, ascending."""
     return sorted(slot.completed_steps for slot in held(path) if slot.valid)

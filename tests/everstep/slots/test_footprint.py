@@ -1,4 +1,4 @@
-"""Whether checkpoints fit into a machine's memory."""
+"""The memory that checkpoints take, and the error if a machine has too little."""
 
 from __future__ import annotations
 

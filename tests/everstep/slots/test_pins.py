@@ -1,4 +1,4 @@
-"""Pins: the agent pins steps, and the rank keeps them if it can, without waiting."""
+"""Pins: the agent pins steps, and the rank keeps pinned steps if it can, but never waits for a slot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
     reader.unpin(Pin.BACKUP)
     save(file, 7)
     assert valid_steps(folder / "c") == [5, 6, 7]
-    assert not reader.pin(Pin.BACKUP, 1)  # gone: whoever asks is told
+    assert not reader.pin(Pin.BACKUP, 1)  # step 1 is gone, and the caller learns that
     reader.close()
 
 
@@ -38,7 +38,7 @@ def test_when_all_others_are_pinned_the_least_reason_gives_way(folder: Path) -> 
     reader = SlotReader(folder / "c")
     reader.pin(Pin.DISK, 1)
     reader.pin(Pin.BACKUP, 2)
-    save(file, 4)  # 3 is the newest
+    save(file, 4)  # step 3, the newest, stays
     assert valid_steps(folder / "c") == [1, 3, 4]
     reader.pin(Pin.KEEP, 3)
     save(file, 5)
@@ -71,7 +71,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     save(again, 5)
     save(again, 6)
     assert valid_steps(folder / "c") == [1, 5, 6]
-    assert reader.header(1) is not None  # the reader found the new file
+    assert reader.header(1) is not None  # the reader has opened the new file
     reader.unpin(Pin.BACKUP)
     save(again, 7)
     assert valid_steps(folder / "c") == [5, 6, 7]
@@ -84,7 +84,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     events=st.lists(st.none() | st.tuples(st.sampled_from(list(Pin)), st.integers(0, 4)), max_size=40),
 )
 def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events: list[tuple[Pin, int] | None]) -> None:
-    """An event of None is a save; another event pins the step that many steps back, and 0 removes the pin."""
+    """The event None is a save. Another event pins the step so many steps before the newest; 0 removes the pin."""
     with shm_folder() as folder:
         file, step = SlotFile(folder / "c", slots=slots), 1
         pins: dict[Pin, int] = {}
@@ -99,7 +99,7 @@ def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events:
                 assert {step, step - 1} <= set(now)
                 assert len(now) == min(step, slots)
                 gone = before - set(now)
-                # A pinned step went only if all others but the newest were pinned as strongly or more.
+                # A pinned step was lost only if all others but the newest had pins that were as strong or stronger.
                 strength = {held: max((why for why, of in pins.items() if of == held), default=-1) for held in before}
                 for one in gone:
                     assert all(strength[one] <= strength[other] for other in before - {step - 1})

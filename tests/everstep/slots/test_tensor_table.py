@@ -1,4 +1,4 @@
-"""The table in a slot's structure is read back, and damage of it is reported."""
+"""The table of tensors in a slot's structure is written and read, and a damaged table is reported."""
 
 from __future__ import annotations
 

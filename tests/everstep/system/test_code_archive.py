@@ -1,4 +1,4 @@
-"""The digest of a snapshot, and damaged or hostile archives."""
+"""The digest of a snapshot, and how damaged or hostile archives are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = st.dictionaries(NAMES, st.tuples(st.sampled_from("fx"), st.binary(max_si
 
 
 def packed(files: dict[str, tuple[str, bytes]], *, reverse: bool = False) -> tuple[bytes, str]:
-    """An archive, and its digest."""
+    """Return an archive of files, and their digest."""
     output = io.BytesIO()
     with Packer(output) as packer:
         held = [packer.add(name, *files[name]) for name in sorted(files, reverse=reverse)]
@@ -118,7 +118,7 @@ def test_damage_anywhere_is_noticed(at: float) -> None:
 
 
 def tarred(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """An archive as another program may write it."""
+    """Return an archive that ``Packer`` would not write, as another program may."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
         for entry, contents in entries:
@@ -128,7 +128,7 @@ def tarred(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    """The header of an archive's entry."""
+    """Return the header of an archive's entry."""
     made = tarfile.TarInfo(name)
     made.type, made.linkname = kind, link
     return made
@@ -181,7 +181,7 @@ def test_more_than_a_snapshot_may_be_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_unpacks_to_far_too_much_is_left_early() -> None:
     archive, _ = packed({"job.py": ("f", b"1")})
-    zeros = gzip.compress(bytes(16 << 20), 1)  # which the end of an archive may have
+    zeros = gzip.compress(bytes(16 << 20), 1)  # zeros are allowed at the end of an archive
     source = io.BytesIO(archive + zeros * 60)
     with pytest.raises(DamagedCode, match="unpacks to more"):
         read_archive(source)

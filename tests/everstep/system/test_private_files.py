@@ -1,4 +1,4 @@
-"""Which folders count as private, and which are refused."""
+"""The folders that count as private, and those that are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, open_mode:
 def test_a_parent_where_others_can_rename_is_refused(tmp_path: Path, parent: int, *, fine: bool) -> None:
     (tmp_path / "above").mkdir()
     (tmp_path / "above").chmod(parent)
-    if fine:  # our own group counts as ourselves, and a sticky folder keeps everybody's entries
+    if fine:  # our own group may write, and in a sticky folder others cannot rename our entries
         private.make_folder(tmp_path / "above" / "own")
         return
     with pytest.raises(ConfigError, match=r"above .* writable for other users"):

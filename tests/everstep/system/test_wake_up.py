@@ -12,7 +12,7 @@ from everstep.system.wake_up import WakeUp
 
 @pytest.fixture
 def silent() -> int:
-    """A file to which nothing is written."""
+    """A file descriptor that never becomes readable by itself."""
     return os.eventfd(0)
 
 
@@ -33,7 +33,7 @@ def test_a_ring_ends_one_wait_in_another_thread_or_the_next_one(silent: int) -> 
 def test_once_it_is_closed_a_ring_writes_nowhere() -> None:
     wake_up = WakeUp()
     wake_up.close()
-    others = os.eventfd(0, os.EFD_NONBLOCK)  # it has the number that the closed one had
+    others = os.eventfd(0, os.EFD_NONBLOCK)  # it has the number of the closed descriptor
 
     wake_up.ring()
     wake_up.close()

@@ -1,4 +1,4 @@
-"""Acts as the ranks of jobs of several sizes in one process: the meshes are real, and nothing is sent."""
+"""Acts in one process as the ranks of jobs with several sizes. The meshes are real, but nothing is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tree = dict[str, Any]
 
 @contextmanager
 def as_rank(rank: int, sizes: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """Be one rank of a job with a mesh of some dimensions."""
+    """Act as one rank of a job with a mesh of these sizes; yields the mesh."""
     world = 1
     for size in sizes.values():
         world *= size
@@ -42,7 +42,7 @@ def as_rank(rank: int, sizes: Mapping[str, int]) -> Iterator[DeviceMesh]:
 
 
 def shard(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """This rank's part of a tensor."""
+    """Return this rank's part of a tensor."""
     shape, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
     local = whole
     for dim, (size, offset) in enumerate(zip(shape, offsets, strict=True)):
@@ -53,7 +53,7 @@ def shard(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> D
 
 
 def save(root: Path, rank: int, topology: Topology, tree: Tree) -> None:
-    """Write a rank's state to disk, the way that it takes in a job."""
+    """Write a rank's state to disk through a slot, as in a job."""
     encoded = encode(tree | {"everstep.step": STEP})
     path = root / f"checkpoint-{rank}"
     file = SlotFile(path, slots=2)
@@ -76,7 +76,7 @@ def save(root: Path, rank: int, topology: Topology, tree: Tree) -> None:
 
 
 def save_all(root: Path, topology: Topology, sizes: Mapping[str, int], tree: Callable[[int, DeviceMesh], Tree]) -> Path:
-    """Write the states of all ranks to disk; returns the folder."""
+    """Write the states of all ranks to disk; returns the folder of the step."""
     root.mkdir(exist_ok=True)
     for rank in range(topology.world_size):
         with as_rank(rank, sizes) as mesh:
@@ -85,5 +85,5 @@ def save_all(root: Path, topology: Topology, sizes: Mapping[str, int], tree: Cal
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
-    """A tensor's type, shape and bytes."""
+    """Return a tensor's type, shape and bytes."""
     return tensor.dtype, tensor.shape, tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

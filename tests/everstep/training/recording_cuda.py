@@ -1,8 +1,8 @@
-"""A fake of CUDA that writes down what it is told, for machines without a GPU.
+"""A fake of CUDA that records its calls, for machines without a GPU.
 
-It keeps to the rules by which mistakes are made: each thread has a current device, which is device 0 at first; whatever
-is done on a device makes a context there; and an error that a call leaves behind is raised by the next kernel launch of
-the same thread. Copies happen at once.
+It follows rules of CUDA that are easily broken. Each thread has a current device, device 0 at first. Any action on a
+device makes a context there. An error that a call leaves behind is raised by the next kernel launch of the same thread.
+Copies happen at once.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import torch
 from torch import Tensor
 
 ALREADY_REGISTERED = 712
-"""cudaErrorHostMemoryAlreadyRegistered."""
+"""The value of cudaErrorHostMemoryAlreadyRegistered."""
 DEVICES = 2
 NOT_REGISTERED = 713
-"""cudaErrorHostMemoryNotRegistered."""
+"""The value of cudaErrorHostMemoryNotRegistered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call."""
+    """One recorded call."""
 
     what: str
     device: int
-    """The thread's current device."""
+    """The current device of the thread."""
     thread: str
-    """Name of the thread."""
+    """The name of the thread."""
 
 
 class RecordingStream:
-    """A stream without work, since the fake does all work at once."""
+    """A stream that never has work, since the fake does all work at once."""
 
     def __init__(self, cuda: RecordingCuda, name: str, device: int) -> None:
         self.name, self.device = name, device
         self._cuda = cuda
 
     def wait_stream(self, stream: RecordingStream, /) -> None:
-        """Written down."""
+        """Record that this stream waits for another one."""
         self._cuda.note(f"{self.name} waits for {stream.name}")
 
     def synchronize(self) -> None:
-        """Written down."""
+        """Record that the host waits for this stream."""
         self._cuda.note(f"host waits for {self.name}")
 
 
@@ -55,36 +55,36 @@ class RecordingCuda:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.contexts: set[int] = set()
-        """Devices on which anything was done."""
+        """Devices that have a context."""
         self.refuses = 0
-        """Error code of every further ``register``; 0: it pins."""
+        """The error code of each later ``register``; 0: ``register`` succeeds."""
         self.registered: dict[int, int] = {}
-        """Address → length."""
+        """The pinned memory: address → length, bytes."""
         self.generators = {index: torch.Generator().manual_seed(0) for index in range(DEVICES)}
         """Device → its default generator."""
         self._thread = threading.local()
 
     @property
     def log(self) -> list[str]:
-        """What was told, in order."""
+        """The recorded actions, in order."""
         return [call.what for call in self.calls]
 
     def note(self, what: str) -> None:
-        """Write down what the calling thread does on its current device."""
+        """Record an action of the calling thread on its current device."""
         device = self.current_device()
         self.contexts.add(device)
         self.calls.append(Call(what, device, threading.current_thread().name))
 
     def current_device(self) -> int:
-        """Of the calling thread."""
+        """Return the current device of the calling thread."""
         device: int = getattr(self._thread, "device", 0)
         return device
 
     def launch(self) -> None:
-        """A kernel launch of the calling thread.
+        """Launch a kernel in the calling thread.
 
         Raises:
-            RuntimeError: a call of this thread before left an error behind.
+            RuntimeError: an earlier call of this thread left an error behind.
         """
         self.contexts.add(self.current_device())
         error, self._thread.error = getattr(self._thread, "error", 0), 0
@@ -92,12 +92,12 @@ class RecordingCuda:
             raise RuntimeError(f"CUDA error {error}")
 
     def set_device(self, device: torch.device) -> None:
-        """Make a device this thread's current one."""
+        """Set the current device of the calling thread."""
         self._thread.device = device.index
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """A device as this thread's current one."""
+        """Set the current device of the calling thread within a ``with`` block."""
         before = self.current_device()
         self._thread.device = device.index
         try:
@@ -106,16 +106,16 @@ class RecordingCuda:
             self._thread.device = before
 
     def new_stream(self) -> RecordingStream:
-        """A stream of the current device."""
+        """Return a new stream of the current device."""
         self.contexts.add(self.current_device())
         return RecordingStream(self, "side", self.current_device())
 
     def current_stream(self) -> RecordingStream:
-        """The current device's stream of the script."""
+        """Return the script's stream on the current device."""
         return RecordingStream(self, "main", self.current_device())
 
     def copy(self, targets: list[Tensor], sources: list[Tensor], stream: RecordingStream) -> None:
-        """Copy at once."""
+        """Copy tensors at once, and record that."""
         assert stream.device == self.current_device()
         self.note(f"copy on {stream.name}")
         self.launch()
@@ -123,24 +123,24 @@ class RecordingCuda:
             torch._foreach_copy_(targets, sources)
 
     def wait(self, stream: RecordingStream) -> None:
-        """Written down."""
+        """Record that the host waits for a stream."""
         assert stream.device == self.current_device()
         stream.synchronize()
 
     def in_use(self) -> list[int]:
-        """Devices with a context."""
+        """Return the devices that have a context, ascending."""
         return sorted(self.contexts)
 
     def random_state(self, device: int) -> Tensor:
-        """Of a device's generator."""
+        """Return the state of a device's generator."""
         return self.generators[device].get_state()
 
     def set_random_state(self, device: int, state: Tensor) -> None:
-        """Of a device's generator."""
+        """Set the state of a device's generator."""
         self.generators[device].set_state(state)
 
     def register(self, address: int, length: int) -> int:
-        """Pin, unless it is refused or done already."""
+        """Pin memory; returns an error code, not 0 if pinning is refused or the memory is already pinned."""
         self.note("pin")
         code = ALREADY_REGISTERED if address in self.registered else self.refuses
         if code:
@@ -150,7 +150,7 @@ class RecordingCuda:
         return code
 
     def unregister(self, address: int) -> int:
-        """Undo it."""
+        """Unpin memory; returns an error code, not 0 if the memory is not pinned."""
         self.note("unpin")
         code = 0 if self.registered.pop(address, 0) else NOT_REGISTERED
         if code:

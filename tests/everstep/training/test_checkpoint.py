@@ -31,7 +31,7 @@ StartRank = Callable[..., ReportFile]
 
 
 class Holder:
-    """Any tree as a state."""
+    """An object whose state is any tree."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -44,7 +44,7 @@ class Holder:
 
 
 class Sampler:
-    """Shuffled indices with a position."""
+    """A sampler of shuffled indices, whose state is its position."""
 
     def __init__(self, size: int) -> None:
         self.size, self.position = size, 0
@@ -69,7 +69,7 @@ def seed_everything(seed: int) -> None:
 
 
 def train(total: int, *, seed: int, stop_after: int = -1) -> tuple[dict[int, str], list[bytes]]:
-    """Losses of a loop with every kind of randomness, and the final weights."""
+    """Train in a loop with every kind of randomness; returns the loss of each step, and the final weights."""
     run = everstep.join()
     seed_everything(seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -97,10 +97,10 @@ def test_a_resumed_training_is_equal_bit_for_bit(start_rank: StartRank, shm: Pat
     undisturbed = train(20, seed=7)
     (shm / "checkpoint-0").unlink()
     start_rank(2)
-    first, _ = train(20, seed=7, stop_after=12)  # the body of step 12 ran, its state was not saved
+    first, _ = train(20, seed=7, stop_after=12)  # the body of step 12 ran, but its state was not saved
     assert max(slot.completed_steps for slot in held(shm / "checkpoint-0")) == 12
     start_rank(3, resume=12)
-    rest, weights = train(20, seed=99)  # everything that the seed gives is overwritten by the restore
+    rest, weights = train(20, seed=99)  # the restore overwrites everything that depends on the seed
     assert {**first, **rest} == undisturbed[0]
     assert weights == undisturbed[1]
     assert min(rest) == 12
@@ -186,14 +186,15 @@ def test_a_state_that_grows_or_changes_is_saved_all_the_same(shm: Path) -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """A device mesh of this process alone."""
+    """A device mesh with only this process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     dist.destroy_process_group()
 
 
 def sharded(mesh: DeviceMesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model on DTensors, sharded twice along the same dimension as FSDP2 over tensor parallelism does."""
+    """Return a model and its optimizer. The weight is a DTensor, sharded twice along one dimension, as by FSDP2 over
+    tensor parallelism."""
     torch.manual_seed(seed)
     weight = nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Shard(0), Shard(0)]))
     bias = nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate(), Replicate()]))
@@ -227,7 +228,7 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
 
 
 class Keeping(nn.Linear):
-    """A module that keeps a tensor beside its parameters."""
+    """A module with extra state: a tensor that is not a parameter."""
 
     extra = torch.arange(3.0)
 
@@ -258,7 +259,7 @@ def test_nobody_is_given_the_memory_of_the_slot(shm: Path) -> None:
 
 
 class Observer(nn.Linear):
-    """Makes a loaded tensor its own buffer, as torch's HistogramObserver does."""
+    """A module that uses a loaded tensor itself as its buffer, as torch's HistogramObserver does."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)
@@ -280,7 +281,7 @@ def test_a_part_of_a_model_that_keeps_what_it_loads_does_not_get_the_slot(shm: P
 
 
 def exchange(_: Any, state_dict: Any, prefix: str, *more: Any) -> None:
-    """Saves and loads two tensors under each other's names."""
+    """A hook that exchanges the names of two tensors in a state dict."""
     one, other = f"{prefix}0.weight", f"{prefix}1.weight"
     state_dict[one], state_dict[other] = state_dict[other], state_dict[one]
 
@@ -329,7 +330,7 @@ def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int,
 
 
 class Custom:
-    """A type that a state dict must not have."""
+    """A type that is not allowed in a state dict."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tensors are copied to their offsets in a slot."""
+"""The copier copies tensors to their offsets in a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.training.copier import Batch, Copier
 
 
 def batch_of(*tensors: torch.Tensor, large: int = 1024) -> tuple[Batch, int]:
-    """A batch, and the room that it takes."""
+    """Return a batch of tensors, and its size in bytes."""
     encoded = encode({"all": list(tensors)})
     return Batch(encoded.tensors, encoded.layout.specs, large=large), encoded.layout.total_bytes
 
@@ -36,7 +36,7 @@ def test_every_kind_of_tensor_arrives(large: int) -> None:
     ]
     encoded = encode({"all": tensors})
     batch = Batch(encoded.tensors, encoded.layout.specs, large=large)
-    for _ in range(2):  # into two slots
+    for _ in range(2):  # a batch can be copied into several slots
         room = ctypes.create_string_buffer(b"\xff" * encoded.layout.total_bytes)
         Copier().copy(batch, ctypes.addressof(room))
         for tensor, spec in zip(tensors, encoded.layout.specs, strict=True):
@@ -48,7 +48,7 @@ def test_every_kind_of_tensor_arrives(large: int) -> None:
 
 
 def test_neighbours_in_memory_are_moved_together() -> None:
-    whole = torch.arange(1 << 12)  # views of one piece, as optimizers with flat buffers have them
+    whole = torch.arange(1 << 12)  # the parts are views of it, as in optimizers with flat buffers
     parts = list(whole.view(4, -1))
     batch, _ = batch_of(*parts, torch.zeros(1 << 10))
     assert [size for _, _, size in batch.moves] == [8 << 12, 4 << 10]

@@ -1,4 +1,4 @@
-"""The order in which copies from a GPU and the script's work wait for each other, on a fake."""
+"""The order in which copies from a GPU and the script's work wait for each other, on a fake of CUDA."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
     with pytest.warns(RuntimeWarning, match=r"cannot pin 3 MB of the checkpoint file \(error 2\)"):
         memory.pin(64, 3_000_000)
     memory.pin(64, 3_000_000)
-    memory.pin(4_000_000, 3_000_000)  # once
+    memory.pin(4_000_000, 3_000_000)  # warns no second time
     memory.unpin()
     assert cuda.log == ["pin", "pin"]
-    cuda.launch()  # no error was left behind in this thread
+    cuda.launch()  # the failed pinning left no error in this thread
 
 
 def test_what_pinning_raises_is_raised_where_it_was_asked_for(cuda: RecordingCuda) -> None:
@@ -83,7 +83,8 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     model(torch.randn(4, 30_000)).sum().backward()
     checkpoint.save(1)
     checkpoint.wait()
-    # Buffers and generators first, for which the next forward waits; then, in the thread, what the step waits for.
+    # First come buffers and generators, for which the next forward pass waits. Then the thread copies the rest, for
+    # which the optimizer's step waits.
     start = ["side waits for main", "copy on side", "main waits for side"]
     end = ["copy on side", "host waits for side"]
     assert cuda.log == [*start, "pin", *end]
@@ -93,9 +94,9 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     checkpoint.wait()
     assert cuda.log.count("main waits for side") == 2 and cuda.log.count("host waits for side") == 1
     cuda.calls.clear()
-    checkpoint.save(3)  # larger by the optimizer's state: the file moves
+    checkpoint.save(3)  # the optimizer's state is new, so the larger file is elsewhere in memory
     checkpoint.wait()
-    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both slots that were used
+    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # of both slots that were used
     checkpoint.close()
     assert cuda.log[-1] == "unpin" and not cuda.registered
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

@@ -50,7 +50,7 @@ def test_a_checkpoint_has_the_one_of_what_it_was_given() -> None:
     model = torch.nn.Linear(2, 2)
     checkpoint = Checkpoint({"model": model}, None)
     before = checkpoint.digest()
-    torch.rand(1)  # what generators stand at is no part of it
+    torch.rand(1)  # the states of generators are not part of the digest
     assert checkpoint.digest() == before == digest_of({"model": model.state_dict()})
     with torch.no_grad():
         model.weight[0, 0] += 1

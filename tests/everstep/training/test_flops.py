@@ -1,4 +1,4 @@
-"""The cost of a token, from the script or from the parameters, and the peaks of GPUs by name."""
+"""The FLOPs of a token, from the script or from the parameters, and the peak FLOPs of GPUs by name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_size_of_a_state_is_foretold(kind: Any, options: dict[str, Any]) -> 
             parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     real = encode({"model": model.state_dict(), "optimizer": optimizer.state_dict()}).layout.total_bytes
-    assert abs(before - real) < 64 * 20  # scalars
+    assert abs(before - real) < 64 * 20  # the difference is scalars
     assert abs(estimated_bytes([model, optimizer]) - real) < 64
 
 

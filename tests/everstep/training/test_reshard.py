@@ -1,4 +1,4 @@
-"""A checkpoint with other sizes: each rank gets its part of the state bit for bit, or an error."""
+"""A checkpoint of a job with other sizes is read: each rank gets its part of the state, bit for bit, or an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide(dp: int, tp: int = 1, pp: int = 1) -> Topology:
 
 
 def read(folder: Path, rank: int, topology: Topology, mesh: DeviceMesh) -> Tree:
-    """The state that a rank reads whose model is on a mesh."""
+    """Return the state that a rank reads, if its model is on ``mesh``."""
     model = on_mesh((4,), torch.float32, mesh, [Replicate()] * mesh.ndim)
     step, tree = read_resharded(folder, topology, rank, meshes_of([model]))
     assert step == tree["everstep.step"] == STEP
@@ -99,14 +99,14 @@ def test_replicas_are_read_once(tmp_path: Path, old: tuple[int, int], new: tuple
 
 
 def over_tensor_parallelism(whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    """As FSDP2 over tensor parallelism places it: split by tp first."""
+    """Return this rank's part of a tensor, placed as by FSDP2 over tensor parallelism: split by tp first."""
     tp = mesh.size(1)
     return shard(whole, mesh, [_StridedShard(0, split_factor=tp) if tp > 1 else Shard(0), Shard(0)])
 
 
 @pytest.mark.parametrize(("old", "new"), [((4, 2), (2, 2)), ((2, 2), (4, 2)), ((2, 2), (2, 4)), ((2, 4), (4, 1))])
 def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], new: tuple[int, int]) -> None:
-    """tp may change too, since all tensors are DTensors or equal on all ranks."""
+    """Here tp may change, too, since all tensors are DTensors or equal on all ranks."""
     whole = whole_tensor(0, (16, 3), torch.float32)
 
     def sizes(shape: tuple[int, int]) -> dict[str, int]:
@@ -126,7 +126,7 @@ def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], n
 
 
 def test_meshes_of_some_ranks_stay_apart(tmp_path: Path) -> None:
-    """Every pipeline stage shards tensors of the same names over its own data-parallel group."""
+    """Each pipeline stage has tensors with the same names, which it shards over its own data-parallel group."""
     stages = [whole_tensor(stage, (12,), torch.float32) for stage in range(2)]
 
     def tree(rank: int, mesh: DeviceMesh) -> Tree:
@@ -148,7 +148,7 @@ def test_meshes_of_some_ranks_stay_apart(tmp_path: Path) -> None:
 
 
 def draws(state: dict[str, Any]) -> tuple[float, float, float]:
-    """The next number of each generator."""
+    """Return the next number of each generator, if the generators have this state."""
     here = RandomState()
     kept = here.state_dict()
     here.load_state_dict(state)
@@ -183,7 +183,7 @@ def test_no_two_ranks_draw_the_same_numbers_unless_they_did(tmp_path: Path, alik
 
 
 def sharded(tmp_path: Path, ranks: int = 2) -> Path:
-    """A tensor of 64 elements over some ranks."""
+    """Write the checkpoint of a job with one tensor of 64 elements, sharded over some ranks; returns its folder."""
     whole = whole_tensor(0, (64,), torch.float32)
     return save_all(
         tmp_path, wide(ranks), {"dp": ranks}, lambda _, mesh: {"model": {"w": shard(whole, mesh, [Shard(0)])}}
@@ -208,7 +208,7 @@ def test_a_flipped_bit_is_never_restored(tmp_path: Path, where: str) -> None:
     path.write_bytes(data)
     message = refused(folder, rank=0, ranks=2)
     assert f"{path}" in message and where in message
-    with as_rank(1, {"dp": 2}) as mesh:  # which needs the files of ranks 1 (its tree), 2 and 3
+    with as_rank(1, {"dp": 2}) as mesh:  # this rank needs the files of rank 1, for its tree, and of ranks 2 and 3
         if where == "header" or damaged == 0:
             read(folder, 1, wide(2), mesh)
 
@@ -283,7 +283,7 @@ def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> No
     assert "w was saved as partial sums or in several pieces" in refused(folder)
     folder = save_all(tmp_path / "d", wide(2, tp=2), {"dp": 2, "tp": 2}, strided(2, Shard(0)))
     with as_rank(4, {"dp": 3, "tp": 2}) as mesh, pytest.raises(CheckpointError, match="use sizes that divide it"):
-        read(folder, 4, wide(3, tp=2), mesh)  # rows 6 and 11
+        read(folder, 4, wide(3, tp=2), mesh)  # its rows would be 6 and 11
     folder = save_all(tmp_path / "e", wide(2, tp=2), {"dp": 2, "tp": 2}, strided(13, Shard(0)))
     with as_rank(0, {"dp": 3, "tp": 2}) as mesh, pytest.raises(CheckpointError, match="with the same sizes only"):
         read(folder, 0, wide(3, tp=2), mesh)
@@ -293,20 +293,20 @@ def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> No
     ("old", "new", "alike"),
     [
         ("4,1,1,1,pp-dp-tp", "8,1,1,1,pp-dp-tp", True),
-        ("4,1,dp=4", "8,1,dp_shard=8", True),  # one such axis by another name
+        ("4,1,dp=4", "8,1,dp_shard=8", True),  # the only data axis has another name
         ("4,1,dp_replicate=2,dp_shard=2", "8,1,dp_replicate=2,dp_shard=4", True),
         ("4,1,dp_shard=4,ep=2:dp_shard", "8,1,dp_shard=8,ep=2:dp_shard", True),
         ("4,1,dp_replicate=2,dp_shard=2,ep=2:dp_replicate", "8,1,dp_replicate=2,dp_shard=4,ep=2:dp_replicate", True),
         ("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard", "12,1,dp_replicate=2,dp_shard=6,ep=2:dp_shard", False),
         ("4,1,dp_shard=4", "4,1,dp_shard=4,ep=2:dp_shard", False),
-        ("4,1,dp=4", "4,1,dp_replicate=2,dp_shard=2", False),  # which of the two goes on with it cannot be told
+        ("4,1,dp=4", "4,1,dp_replicate=2,dp_shard=2", False),  # either new axis could be the old one
         ("4,1,pp=1,dp=4,tp=1", "4,1,pp=1,dp=2,tp=2", False),
     ],
 )
 def test_a_rank_takes_over_from_one_at_the_same_place(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str, alike: bool
 ) -> None:
-    """Without a source at the same coordinate, states that differ are refused."""
+    """If states differ, each new rank needs an old rank with the same coordinate; otherwise there is an error."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse(new)
     before.topology, before.folder = Topology.parse(old), Path("step-000000001")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "an expert is no DTensor")
@@ -324,7 +324,7 @@ def test_a_rank_takes_over_from_one_at_the_same_place(
 
 
 def test_ranks_go_on_with_the_random_numbers_of_one_rank_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If only the states are interchangeable, ranks with the same source get different generators."""
+    """If the states of ranks are interchangeable, each old rank's generators are used by only one new rank."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard")
     before.topology = Topology.parse("4,1,dp_replicate=2,dp_shard=2")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "")
@@ -333,4 +333,4 @@ def test_ranks_go_on_with_the_random_numbers_of_one_rank_each(monkeypatch: pytes
 
     sources = [before.source(after, rank) for rank in range(8)]
     kept = [source for rank, source in enumerate(sources) if not before.must_reseed(after, rank, source)]
-    assert sorted(kept) == [0, 1, 2, 3], "each goes on once"
+    assert sorted(kept) == [0, 1, 2, 3], "the generators of each old rank are used once"

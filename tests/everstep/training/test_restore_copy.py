@@ -20,7 +20,7 @@ def spec(offset: int, nbytes: int) -> TensorSpec:
 
 
 def consume(ends: Iterable[int]) -> None:
-    """A verification that reads nothing."""
+    """Act as a verification that reads nothing."""
     for _ in ends:
         pass
 
@@ -89,7 +89,7 @@ def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyP
     made: list[torch.Tensor] = []
 
     def verify(given: Iterable[int]) -> None:
-        for end in given:  # the other thread waits for its pages meanwhile
+        for end in given:  # meanwhile the other thread waits for its pages
             assert bytes(made[0][:end].tolist()) == source[:end]
             ends.append(end)
             if end == 50_000:

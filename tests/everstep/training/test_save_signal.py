@@ -13,7 +13,7 @@ from everstep.training.save_signal import SaveSignal
 
 @pytest.fixture
 def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A FIFO; what failed is tried again at once."""
+    """A FIFO, which the signal opens again without delay after a failure."""
     monkeypatch.setattr(module, "REOPEN_S", 0.0)
     path = tmp_path / "signal"
     os.mkfifo(path)
@@ -40,7 +40,7 @@ def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
     signal.send()
     assert len(os.read(reader, 100)) == 1
     os.close(reader)
-    signal.send()  # its agent died
+    signal.send()  # the agent died, so nothing reads
     reader = listen(fifo)
     signal.send()
     assert len(os.read(reader, 100)) == 1
@@ -50,7 +50,7 @@ def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
 
 def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
     reader, signal = listen(fifo), SaveSignal(fifo)
-    for _ in range(70_000):  # a pipe takes 64 KiB
+    for _ in range(70_000):  # a pipe holds only 64 KiB
         signal.send()
     assert len(os.read(reader, 1 << 20)) == 1 << 16
     signal.send()

@@ -1,4 +1,4 @@
-"""Saves that overlap training, when training ends by itself, by an error or by a kill."""
+"""Saves that overlap training, if the training then ends by itself, by an error or by a kill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_close_ends_the_thread_unhooks_and_keeps_nothing_alive(make: Callable[..
 
 
 def test_growing_state_moves_to_the_new_file(make: Callable[..., Checkpoint], shm: Path) -> None:
-    training = Training()  # no optimizer state before the first step
+    training = Training()  # its optimizers have no state before their first step
     checkpoint = make(training.things)
     for step in range(4):
         checkpoint.save(step)
@@ -59,7 +59,7 @@ def test_a_forked_child_neither_waits_nor_saves(make: Callable[..., Checkpoint],
     checkpoint.save(1)
     assert pause.reached.wait(30)
     pid = os.fork()
-    if pid == 0:  # a data loader's worker, say
+    if pid == 0:  # for example a data loader's worker
         training.second.step()
         checkpoint.drain()
         os._exit(0)

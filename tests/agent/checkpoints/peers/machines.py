@@ -1,4 +1,4 @@
-"""A job on several agents that back up each other's ranks, one rank each."""
+"""Runs a job on several agents with one rank each, which back up each other's rank."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ for step in range(first + 1, 1_000_000):
 
 
 def state(rank: int, step: int, size: int = SIZE, *, run: str = "") -> bytes:
-    """What a rank saves."""
+    """Return the state that a rank saves after a step."""
     return random.Random(f"{run}{rank}/{step}").randbytes(size)
 
 
 class Machines:
-    """One job with one rank on each of some agents, called m1, m2, …"""
+    """One job on agents m1, m2, …, with one rank on each."""
 
     def __init__(self, agents: Sequence[RunningAgent], folder: Path) -> None:
         self.agents = agents
@@ -87,12 +87,12 @@ class Machines:
         self.options: dict[str, object] = {"slots": 3, "backup": True, "backup_slots": 2, "backup_every_steps": 1}
 
         self.in_step = True
-        """Whether a rank waits for the others before each step, as collectives make it."""
+        """Ranks wait for each other before each step, as with collectives."""
         self.run = ""
-        """Said with every command; every run has a state of its own."""
+        """The run that every command names; the states of different runs differ."""
 
     async def close(self) -> None:
-        """End the job, wherever its agents are."""
+        """End the job on all agents, of which some may be killed or suspended."""
         for agent in self.agents:
             if agent.process is None:
                 await agent.start()
@@ -132,7 +132,7 @@ class Machines:
         pause: float = 0.05,
         peers: Sequence[int] = (),
     ) -> None:
-        """Ring of backups unless ``peers`` says, by index, who keeps whose."""
+        """Launch a generation; agent ``peers[i]`` keeps the backup of rank ``i``, by default in a ring."""
         count = len(self.agents)
         chosen = peers or [(i + 1) % count for i in range(count)]
         await asyncio.gather(
@@ -152,7 +152,7 @@ class Machines:
         return list(await asyncio.gather(*(agent.client.stop(request, timeout_s=60) for agent in agents)))
 
     async def until(self, index: int, ready: Callable[[pb.RankProgress], bool], what: str) -> pb.RankProgress:
-        """The first progress of a machine's rank that is as wanted."""
+        """Return the first report of a machine's rank for which ``ready`` holds."""
         seen = None
         try:
             async with asyncio.timeout(45):
@@ -178,7 +178,7 @@ class Machines:
             return bytes(found)
 
     async def lose(self, index: int) -> None:
-        """The machine is lost with all that it had, and comes back empty."""
+        """Lose a machine with its processes and files, and start its agent again without them."""
         agent = self.agents[index]
         pids = [rank.pid for job in (await agent.client.describe()).jobs for rank in job.ranks if rank.alive]
         servers = [job.fork_server_pid for job in (await agent.client.describe()).jobs]
@@ -193,7 +193,7 @@ class Machines:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not run."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:
@@ -202,7 +202,7 @@ def runs(pid: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def running_agents(folder: Path, count: int, *options: str) -> AsyncIterator[list[RunningAgent]]:
-    """Agents m1, m2, …"""
+    """Run agents m1, m2, …"""
     agents = [RunningAgent(folder / f"m{i + 1}", *options, machine=f"m{i + 1}") for i in range(count)]
     try:
         await asyncio.gather(*(agent.start() for agent in agents))
@@ -214,7 +214,7 @@ async def running_agents(folder: Path, count: int, *options: str) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def job_on(agents: Sequence[RunningAgent], folder: Path) -> AsyncIterator[Machines]:
-    """A prepared job."""
+    """Prepare a job on agents, and end it afterwards."""
     found = Machines(agents, folder)
     await found.prepare()
     try:

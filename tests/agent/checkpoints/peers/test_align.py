@@ -1,4 +1,4 @@
-"""Machines that lag by different amounts, and what is left when one of them is lost."""
+"""Machines whose backups lag by different amounts still have a step in common after one machine is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_whole_without_a_rank_is_not_for_it() -> None:
     rank = state(own_step=9, backup_step=5)
     apply(rank, align(10, whole=3))
     apply(rank, align(10, whole=3))
-    assert (rank.backup_named, rank.backup_whole) == (10, 0), "it may hold step 3 no more"
+    assert (rank.backup_named, rank.backup_whole) == (10, 0), "the rank may have overwritten step 3"
     rank.backup_step = 10
     apply(rank, align(20, whole=10, settled=10))
     apply(rank, align(20, whole=3, settled=10))
@@ -105,7 +105,7 @@ def test_who_lost_a_named_step_says_so() -> None:
 
 
 SLOWNESS = st.lists(st.integers(1, 90), min_size=2, max_size=4)
-"""Units of time that a backup of each machine takes, about."""
+"""For each machine, roughly how long a backup takes, in units of time."""
 
 
 @settings(max_examples=40)
@@ -138,7 +138,7 @@ def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
     job.run(60)
     before = job.whole
     job.run(200 + 3 * max(slow))
-    assert job.whole == 0 or job.whole > before, "it goes on as long as the slowest machine does"
+    assert job.whole == 0 or job.whole > before, "steps become complete as long as the slowest machine makes backups"
 
 
 @settings(max_examples=40)
@@ -154,7 +154,7 @@ def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
 def test_a_job_that_stands_still_is_backed_up_wherever_it_stopped(
     slow: list[int], pace: int, watchers: int, begins: int, restarted: bool, loss: float, seed: int
 ) -> None:
-    """As in an evaluation that hangs, after which a machine is lost."""
+    """For example, an evaluation hangs, and then a machine is lost."""
     chance = random.Random(seed)
     takes = [partial(chance.randint, 1 + most // 2, 1 + most) for most in slow]
     job = Job(takes, pace=pace, watchers=watchers, seed=seed)
@@ -167,11 +167,11 @@ def test_a_job_that_stands_still_is_backed_up_wherever_it_stopped(
     job.run(150 + 4 * max(slow), stands=True)
 
     assert any(map(job.survives, job.steps())), [(m.own.held, m.backup.held, m.state) for m in job.machines]
-    job.run(300 + 4 * max(slow))  # and the law holds when it goes on
+    job.run(300 + 4 * max(slow))  # the law also holds when the job continues
 
 
 def test_a_machine_that_lags_aligns_the_others_with_it() -> None:
-    """What the names are good for: without watchers no step is left."""
+    """Watchers name the steps. Without them, a lost machine would leave no step that all ranks have."""
     takes = [lambda: 1, lambda: 1, lambda: 40]
     job = Job(takes, pace=2)
     job.run(300)
@@ -202,7 +202,7 @@ def test_three_slots_do_not_suffice(slots: int) -> None:
 
 @pytest.mark.parametrize("delay", [10, 15, 30])
 def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
-    """Each of them takes so long at least: with the same lead always, every name would come too late."""
+    """Each message takes ``delay`` units. If the lead were constant, every named step would be past on arrival."""
     job = Job([lambda: 1, lambda: 1, lambda: 40], pace=2)
     job.delay = delay
     with patch.object(job.random, "randint", lambda _, most: most):
@@ -239,7 +239,7 @@ def test_the_law_holds_where_ranks_drift_apart(
 
 
 def test_ranks_that_drift_apart_keep_a_step_that_all_of_them_have() -> None:
-    """They meet every 25 steps, and one takes half as long as the others: backups keep up, and no step is common."""
+    """Ranks meet every 25 steps, and one rank is twice as fast as the others. Without named steps no step is common."""
     takes = [lambda: 1, lambda: 1, lambda: 1]
     job = Job(takes, pace=2, slower=[0, 2, 2], meets=25)
     job.run(400)
@@ -254,4 +254,4 @@ def test_ranks_that_drift_apart_keep_a_step_that_all_of_them_have() -> None:
         alone.run(1)
         held = [set(machine.own.held) for machine in alone.machines]
         empty += alone.now > 50 and not set.intersection(*held)
-    assert empty > 100, "without names own memory alone has no common step for much of the time"
+    assert empty > 100, "without named steps, the ranks' own memory often has no common step"

@@ -1,4 +1,4 @@
-"""Who connects to the data port and shows no token takes no place from those who do."""
+"""A client that connects to the data port without a token takes no place from clients with a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.agent.checkpoints.peers.sides import HOST, JOB, Side, side
 
 @contextlib.contextmanager
 def idle(peer: Side, address: str = "127.0.0.2") -> Iterator[socket.socket]:
-    """A connection from an address that was greeted and says nothing."""
+    """Open a connection from an address, read the greeting, and send nothing."""
     with socket.create_connection((HOST, peer.port.port), source_address=(address, 0)) as found:
         found.settimeout(30)
         assert found.recv(8, socket.MSG_WAITALL) == MAGIC
@@ -38,7 +38,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def asks(peer: Side) -> bool:
-    """Whether somebody with a token is answered."""
+    """Return whether a client with a token gets an answer."""
     with contextlib.closing(peer.connect()) as wire:
         wire.send(Request(file="own", rank=0, step=1).model_dump())
         return "gone" in wire.receive()
@@ -48,10 +48,10 @@ def test_hundreds_of_idle_connections_from_one_address_keep_nobody_out() -> None
     threads = threading.active_count()
     with side() as peer, contextlib.ExitStack() as stack:
         for number in range(400):
-            stack.enter_context(idle(peer, HOST))  # the same address as those with a token
+            stack.enter_context(idle(peer, HOST))  # the address of the clients with a token
             if number % 40 == 0:
                 assert asks(peer)
-        assert threading.active_count() < threads + 20, "who waits has no thread"
+        assert threading.active_count() < threads + 20, "a connection without a token has no thread"
 
 
 def test_the_oldest_of_an_address_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_who_proves_nothing_in_time_is_turned_away_and_others_are_not(monkeypatc
         waiting.settimeout(30)
         assert waiting.recv(1) == b""
         wire.send(Request(file="own", rank=0, step=1).model_dump())
-        assert "gone" in wire.receive(), "who has shown a token has all the time"
+        assert "gone" in wire.receive(), "a client that has shown a token is not timed out"
 
 
 def test_a_wrong_token_and_a_long_message_are_turned_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks without backups keep named steps in their own slots, whatever is saved meanwhile and whoever restarts."""
+"""Ranks without backups keep named steps in their own slots during later saves and restarts of the agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.slots.file import SlotFile
 
 
 class Rank:
-    """A rank that saves, and the agent's keeper beside it."""
+    """A rank that saves steps, and the agent's ``OwnSlots``, which pins some of them."""
 
     def __init__(self, shm: Path) -> None:
         self.shm = shm
@@ -24,7 +24,7 @@ class Rank:
         self.start()
 
     def start(self) -> None:
-        """The agent starts, or is started again."""
+        """Start or restart the agent's part."""
         self.saved = SavedStates()
         self.own_slots = OwnSlots(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
 
@@ -61,7 +61,7 @@ def test_a_named_step_stays_until_the_next_one_is_whole(rank: Rank) -> None:
     rank.save(6, 30)
     assert 10 in rank.held()
     assert rank.saved.of(0).backup_step == 10
-    assert rank.align(40, settled=9).backup_named == 10, "the others may still come to it"
+    assert rank.align(40, settled=9).backup_named == 10, "other ranks may still reach step 10"
 
     assert rank.align(40, whole=10, settled=10).backup_named == 40
     rank.save(31, 60)

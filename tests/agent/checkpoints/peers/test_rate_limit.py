@@ -1,4 +1,4 @@
-"""The bound on what a machine sends."""
+"""The limit on the rate at which a machine sends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_more_than_the_rate_goes_out_in_any_stretch(rate: float, sends: list[
         clock.now += pause
     for first in range(len(log)):
         for last in range(first, len(log)):
-            total = sum(count for _, count in log[first:last])  # the last has only begun
+            total = sum(count for _, count in log[first:last])  # the last piece has only begun
             assert total <= rate * (log[last][0] - log[first][0] + BURST_S) * 1.001 + 1
 
 

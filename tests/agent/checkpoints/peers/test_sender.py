@@ -1,4 +1,4 @@
-"""The sender: what it sends, what it spares, and what becomes of a peer that fails."""
+"""The sender: which steps it sends and pins, and how it handles a peer that fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = bytes(range(256)) * 400
 
 
 class Mine:
-    """One machine with its sender, and a connection to the peer that can be made to fail."""
+    """One machine with its sender; with ``failure``, the connection to the peer fails."""
 
     def __init__(self, here: Side, peer: Side, *, ranks: tuple[int, ...] = (0,), **options: float) -> None:
         self.here = here
@@ -109,7 +109,7 @@ def test_the_named_step_takes_the_place_of_a_later_one_and_not_of_what_is_whole(
     mine.saved.update(0, own_step=6, backup_named=5, backup_whole=4)
     mine.sender.align(pb.AlignBackupsRequest(named=7, whole=4, settled=5))
     pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
-    assert (pins[Pin.KEEP], pins[Pin.NAMED]) == (4, 7), "before it is saved"
+    assert (pins[Pin.KEEP], pins[Pin.NAMED]) == (4, 7), "step 7 is pinned before it is saved"
     for step in (7, 8):
         mine.save(step)
         wait(lambda: mine.state().backup_step == 7, "step 7")

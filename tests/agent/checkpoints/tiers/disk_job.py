@@ -1,7 +1,6 @@
-"""A job whose machines have disks of different speed, in simulated time: the rules are the real ones, all else is a
-model.
+"""A model of a job in simulated time, whose machines have disks of different speed. Only the rules are the real code.
 
-One unit of time is a tenth of a second. One rank on each machine.
+One unit of time is a tenth of a second. Each machine has one rank.
 """
 
 from __future__ import annotations
@@ -25,24 +24,25 @@ from everstep.model.machine import Machine as Named
 
 UNIT_NS = 10**8
 TICK = 5
-"""Of watchers, and of what agents show."""
+"""The interval, in units, at which watchers look and agents report."""
 MOST_ON_DISK = 5
-"""Steps on a disk besides the newest ``disk_keep``: settled, promised, two that are open, and one that comes."""
+"""The most steps on a disk besides the newest ``disk_keep``: the settled step, the promised step, two open steps, and
+one that is being written."""
 
 
 class Machine:
-    """A rank that saves every step into memory, and its agent, which writes some of them to disk."""
+    """A rank that saves every step into memory, and its agent, which writes some of these steps to disk."""
 
     def __init__(
         self, rank: int, takes: Callable[[], int], policy: CheckpointPolicy, world: int, shm: Path, offset_ns: int
     ) -> None:
         self.rank = rank
         self.takes = takes
-        """Units that the next file needs."""
+        """Returns how many units the next file needs."""
         self.policy, self.world = policy, world
         self.shm = shm / f"m{rank}"
         self.offset_ns = offset_ns
-        """By which its clock is off."""
+        """The error of its clock."""
         self.memory: list[int] = []
         self.disk: set[int] = set()
         self.saved_at: dict[int, int] = {}
@@ -50,7 +50,7 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        """The agent, anew: it knows what is on disk and what it noted."""
+        """Start or restart the agent, which then knows only the files on disk and its own notes."""
         self.saved = SavedStates()
         self.retention = DiskRetention(Place("job", f"m{self.rank}", self.shm, self.shm, self.saved))
         options = pb.CheckpointOptions(disk_every_steps=self.policy.disk_every_steps, disk_keep=self.policy.disk_keep)
@@ -63,7 +63,7 @@ class Machine:
         self.began_at = -1
 
     def told(self, request: pb.PersistRequest) -> None:
-        """As ``JobTiers.persist`` and ``DiskWriter.persist``."""
+        """Handle a request as ``JobTiers.persist`` and ``DiskWriter.persist`` do."""
         if self.unheard:
             return
         self.retention.agree(request)
@@ -76,7 +76,7 @@ class Machine:
         self.memory = [one for one in self.memory if one == self.writing or one > step - 3] + [step]
 
     def work(self, now: int) -> None:
-        """As ``DiskWriter._advance`` and ``_written``."""
+        """End and begin to write files, as ``DiskWriter._advance`` and ``_written`` do."""
         if self.writing >= 0 and self.writing not in self.asked and self.asked and self._choice(0) is not None:
             self._end()
         if self.writing >= 0 and now >= self.ready_at:
@@ -123,16 +123,16 @@ class Machine:
 
 
 class Job:
-    """Everything, and a clock.
+    """The model: machines, watchers, messages and a clock.
 
     Args:
-        takes: For each machine, how many units a file takes; asked before each.
-        pace: Units of a step.
-        folder: For what agents note.
-        policy: Of the job.
-        watchers: Worker processes that live, each with a watcher.
-        seed: Of delays and losses.
-        offsets_ns: By which the clock of each machine is off.
+        takes: For each machine, a function that returns how many units the next file takes.
+        pace: The number of units that a step takes.
+        folder: Folder for the agents' notes.
+        policy: The job's checkpoint policy.
+        watchers: The number of worker processes, each with a watcher.
+        seed: Seed for the delays and losses of messages.
+        offsets_ns: The error of each machine's clock; missing ones are 0.
     """
 
     def __init__(
@@ -156,20 +156,20 @@ class Job:
             Machine(rank, take, policy, len(takes), folder, offsets[rank]) for rank, take in enumerate(takes)
         ]
         self.delay, self.loss = 5, 0.0
-        """Most units that a message takes, and the part of them that never arrives."""
+        """The longest delay of a message, in units, and the share of messages that never arrive."""
         self.watchers = [self.watcher() for _ in range(watchers)]
         self.silent_until = 0
         self.asked: list[tuple[int, int]] = []
-        """When a step was asked for, and which."""
+        """Requests of watchers to write a step: (time, step)."""
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
     def watcher(self) -> JobView:
-        """A new one, which knows nothing yet."""
+        """Return a new watcher's view, which knows nothing yet."""
         return JobView(self.spec, self.names)
 
     def run(self, units: int) -> None:
-        """Let time go by, and hold the law at every moment."""
+        """Let time pass, and check the law in every unit."""
         for _ in range(units):
             self.now += 1
             while self._due and self._due[0][0] <= self.now:
@@ -192,11 +192,11 @@ class Job:
 
     @property
     def settled(self) -> int:
-        """What any machine was told to be kept by all."""
+        """The newest step of which any machine has heard that all machines keep it."""
         return max(machine.saved.of(machine.rank).disk_settled for machine in self.machines)
 
     def check(self) -> None:
-        """The law."""
+        """Check the law: all machines have a step that is not older than the settled step, and no disk has too many."""
         disks = [sorted(machine.disk) for machine in self.machines]
         assert self.common >= self.settled, f"at {self.now}, {self.settled} was settled: disks {disks}"
         most = self.policy.disk_keep + MOST_ON_DISK
@@ -207,7 +207,7 @@ class Job:
             if not machine.unheard:
                 reply = machine.shows(self.now)
                 for watched in self.watchers:
-                    # What a stream shows comes late, but in order.
+                    # Reports in a stream arrive late, but in order.
                     self._later(TICK, partial(self._hear, watched, f"m{machine.rank}", reply))
 
     def _hear(self, watched: JobView, machine: str, reply: pb.ProgressReply) -> None:
@@ -219,12 +219,12 @@ class Job:
                 continue
             for request in self._said(watched):
                 for machine in self.machines:
-                    for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
+                    for _ in range(1 + (self.random.random() < self.loss)):  # some messages arrive twice
                         if self.random.random() >= self.loss:
                             self._later(self.random.randint(0, self.delay), partial(machine.told, request))
 
     def _said(self, watched: JobView) -> Iterator[pb.PersistRequest]:
-        """As ``Watcher._persist``, but at every look."""
+        """Yield a watcher's request as ``Watcher._persist`` does, but at every look."""
         step = watched.persist(self.now * UNIT_NS)
         generation, agreed = watched.on_disks()
         if step:

@@ -1,4 +1,4 @@
-"""Disks of different speed, and whether there is always a step that all of them have."""
+"""There is always a step that all disks have, even if their speeds differ."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def always(units: int) -> Any:
 
 @pytest.mark.parametrize("slow", [11, 22, 38, 70, 150])
 def test_machines_with_disks_of_different_speed_keep_a_common_step(slow: int) -> None:
-    """``slow``: steps that go by while the slow disk gets a file."""
+    """While the slow disk writes one file, ``slow`` steps pass."""
     with job([always(2), always(2), always(2 * slow)]) as one:
         one.run(2 * (8 * slow + 100))
         lags = []
@@ -51,7 +51,7 @@ def test_the_copies_of_equal_disks_need_no_more_room(tmp_path: Path) -> None:
             one.run(10)
             assert all(len(machine.disk) <= BY_STEPS.disk_keep + 1 for machine in one.machines)
         assert one.step - one.common <= 20
-        assert one.asked == [], "what goes by number needs no asking"
+        assert one.asked == [], "steps that are chosen by number need no request"
 
 
 @settings(max_examples=25)
@@ -96,7 +96,7 @@ def test_a_step_that_all_have_on_disk_goes_only_when_there_is_a_later_one(
         before = one.settled
         bound = round(policy.disk_every_min * 600)
         one.run(2 * bound + 100 + 8 * pace + 4 * max(slow))
-        assert one.settled > before, "it goes on as long as the slowest disk does"
+        assert one.settled > before, "new steps are settled as long as the slowest disk writes"
         assert one.common > 0
 
 
@@ -116,7 +116,7 @@ def test_a_clock_that_is_off_changes_nothing(
         offsets[which] = offset_ns
         with job([always(units) for units in slow], policy=policy, offsets_ns=offsets) as one:
             one.run(700)
-            one.watchers[0] = one.watcher()  # one that saw nothing yet
+            one.watchers[0] = one.watcher()  # a new watcher, which has seen nothing yet
             one.run(900)
             told.append((one.asked, one.common, [sorted(machine.disk) for machine in one.machines]))
     assert told[0] == told[1]
@@ -124,15 +124,14 @@ def test_a_clock_that_is_off_changes_nothing(
 
 
 def test_disks_that_never_meet_by_number_are_asked_for_a_step() -> None:
-    """One gets the multiples of 40; the other, whose disk is now too slow for each tenth step and now not, all but
-    those."""
+    """One disk gets only multiples of 40. The other disk, whose speed changes from step to step, gets none of these."""
 
     def takes() -> int:
         step = one.machines[1].writing
-        return 28 if step % 20 and step > 10 else 18  # units, 14 steps or 9
+        return 28 if step % 20 and step > 10 else 18  # units: 14 steps, or 9 steps
 
     with job([always(60), takes]) as one:
         one.run(2 * 260)
         assert one.common == 0
         one.run(2 * 300)
-        assert one.asked and one.common >= one.asked[0][1], "it was noticed"
+        assert one.asked and one.common >= one.asked[0][1], "a step was requested, and both disks got it"

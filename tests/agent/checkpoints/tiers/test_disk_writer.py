@@ -1,4 +1,4 @@
-"""The disk tier of one machine: what is written when, what is kept, what is said, and that it comes back."""
+"""The disk tier of one machine: the steps that it writes, keeps, reports and restores."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ def test_an_earlier_run_of_the_name_is_not_taken_for_this_one(machine_of: Callab
     machine.on_disk(10)
     machine.tiers.close()
     jobs = machine.place.state_dir / "jobs" / JOB
-    jobs.rename(jobs.with_name("gpt.previous"))  # as the agent does it for a new job of the name
+    jobs.rename(jobs.with_name("gpt.previous"))  # as the agent does for a new job of this name
     machine.tiers = machine.made()
-    assert machine.steps() == {0: [10], 1: [10]}, "they stay, and can be started from"
+    assert machine.steps() == {0: [10], 1: [10]}, "the files stay, and a job can start from them"
     machine.run = RUNS[1]
     machine.launch(generation=1, resume_step=0)
     assert machine.steps() == {}
@@ -196,14 +196,14 @@ def test_a_restarted_agent_goes_on(machine_of: Callable[..., Machine]) -> None:
     written = (folder / "rank-0.json").stat().st_mtime_ns
     machine.tiers.on_saved(0, machine.ranks[0].save(12))
     machine.save(13)
-    assert (folder / "rank-0.json").stat().st_mtime_ns == written, "what is there is not written again"
+    assert (folder / "rank-0.json").stat().st_mtime_ns == written, "a file on disk is not written again"
     machine.save(20)
     machine.on_disk(20)
     wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "one is kept")
 
 
 def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_of: Callable[..., Machine]) -> None:
-    """It was killed while it wrote step 10; training went on, and spared the slots that were pinned."""
+    """The agent was killed while it wrote step 10; training continued, and did not overwrite the pinned slots."""
     machine = machine_of()
     machine.launch()
     machine.tiers.close()
@@ -253,7 +253,7 @@ def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_
         machine.save(step)
         machine.on_disk(step)
     machine.persist(whole=20, settled=20, generation=1)
-    for step in (30, 40, 50):  # another machine's disk is full
+    for step in (30, 40, 50):  # another machine's full disk gets none of these
         machine.save(step)
         machine.on_disk(step)
     wait_for(lambda: machine.steps() == {0: [20, 40, 50], 1: [20, 40, 50]}, "all that is too old goes")
@@ -266,7 +266,7 @@ def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_
 def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_every_steps=2)
     machine.launch()
-    machine.save(2, 3, 4, 5, 6, 7, ranks=(0,))  # 5 steps go by until rank 1 gets there
+    machine.save(2, 3, 4, 5, 6, 7, ranks=(0,))  # rank 0 is 5 steps ahead when rank 1 saves step 2
     machine.save(1, 2, ranks=(1,))
     wait_for(lambda: "5 steps went by while step 2 was written" in machine.problem(), "it is said")
     assert "Only every 8th step is written: set disk_every_steps to 8 or more" in machine.problem()
@@ -299,7 +299,7 @@ def test_a_slow_disk_beside_a_slow_backup_gets_its_step(
         backup = SlotReader(machine.ranks[0].path)
         assert backup.pin(Pin.BACKUP, 11)
         machine.save(12, 13, 14)
-        assert (backup.header(11) is not None) is both, "the backup gives way where slots are short"
+        assert (backup.header(11) is not None) is both, "with few slots, the slot for the backup is overwritten"
         backup.close()
         go_on.set()
         machine.on_disk(10)
@@ -317,7 +317,7 @@ def test_pages_of_the_file_are_given_back(machine_of: Callable[..., Machine]) ->
 
 
 def resident_pages(path: Path) -> int:
-    """Pages of a file in the page cache."""
+    """Return the number of a file's pages in the page cache."""
     import ctypes
     import mmap
 

@@ -1,4 +1,4 @@
-"""A disk that hangs holds up neither a launch nor a stop."""
+"""A disk that hangs delays neither a launch nor a stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = SlotHeader(1, 1, 0, 0, 0, 0)
 
 
 class Tiers:
-    """Says what it was told; ``hang`` keeps it from opening."""
+    """Notes its calls; ``open`` waits until ``hang`` is set."""
 
     def __init__(self) -> None:
         self.hang = threading.Event()
@@ -99,7 +99,7 @@ def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPat
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "what is over is told no more"
+        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
         time.sleep(0.005)
     found.shut()
     assert tiers.calls == ["open 1", "shut"]
@@ -142,7 +142,7 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "what is over is told no more"
+        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
         time.sleep(0.005)
     found.on_saved(0, HEADER)
     found.shut()
@@ -153,5 +153,5 @@ def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: 
     found.shut()
     tiers.failure = None
     found.open(launch(3))
-    assert tiers.calls[3:] == ["open 3"], "what was stopped meanwhile is not tried again"
+    assert tiers.calls[3:] == ["open 3"], "a launch that was stopped meanwhile is not opened later"
     found.shut()

@@ -1,4 +1,4 @@
-"""Remote storage by fsspec: file systems and object stores look alike, and drivers that are missing are named."""
+"""Remote storage through fsspec: file systems and object stores behave alike, and a missing driver is named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.errors import ConfigError, CopyInterrupted
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]
-    """An object store: no moves; an object appears whole."""
+    """An object store: it cannot move objects, and an object appears only when it is complete."""
 
     protocol = "bucket"
     store: dict[str, object] = {}  # noqa: RUF012 - as the base class has it
@@ -31,7 +31,7 @@ class Bucket(MemoryFileSystem):  # type: ignore[misc]
         raise AssertionError("an object store makes a bucket, of a mistyped name too")
 
     def put_file(self, lpath: str, rpath: str, callback: Callback, **_: object) -> None:
-        """In parts; the object is there after the last one."""
+        """Write an object in parts; it exists after the last part."""
         data = b""
         with Path(lpath).open("rb") as file:
             while part := file.read(8 << 20):

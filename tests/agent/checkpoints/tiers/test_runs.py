@@ -1,4 +1,4 @@
-"""Files of another run of the job's name, on disk and on remote storage, whatever clocks and generations say."""
+"""The files of a job's runs are kept apart, on disk and on remote storage, even if clocks are wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def machine(tmp_path: Path, url: str) -> Iterator[Machine]:
-    """A machine that the earlier run has left with step 10 on disk and remote."""
+    """A machine on which the earlier run left step 10 on disk and on remote storage."""
     made = Machine(tmp_path, remote_url=url)
     made.run = FIRST
     made.launch()
@@ -34,7 +34,7 @@ def machine(tmp_path: Path, url: str) -> Iterator[Machine]:
 
 
 def turn_to(machine: Machine, run: str) -> None:
-    """As the agent does it for a new run."""
+    """Change a machine to another run, as the agent does."""
     machine.tiers.close()
     jobs = machine.place.state_dir / "jobs" / JOB
     if jobs.exists():
@@ -71,7 +71,7 @@ def test_a_clock_that_was_set_back_does_not_make_an_earlier_runs_files_ours(
 def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record of the tiers is lost, and the agent that comes back takes the time anew."""
+    """The record of the tiers is lost, and the agent restarts after its clock was set forward."""
     machine.tiers.close()
     shutil.rmtree(machine.place.state_dir / "jobs" / JOB)
     machine.tiers = machine.made()
@@ -95,14 +95,14 @@ def test_what_a_newer_run_saved_is_neither_listed_nor_renamed_by_an_older_one(ma
 
 
 def test_of_two_folders_the_one_with_the_chosen_save_is_read(machine: Machine, tmp_path: Path) -> None:
-    """The job's disk_path was changed between the runs, and both left the same step."""
+    """The job's ``disk_path`` was changed between the runs, and both runs left a copy of the same step."""
     (chosen,) = (one for one in machine.held() if one.rank == 0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     machine.options.disk_path = str(elsewhere)
     turn_to(machine, SECOND)
     machine.size += 64
-    machine.launch(generation=1, resume_step=10)  # of the same numbers, and of another size
+    machine.launch(generation=1, resume_step=10)  # the same step and generation, but another size
     machine.save(10)
     machine.on_disk(10)
     wait_for((elsewhere / JOB / "step-000000010" / "rank-0.json").exists, "the other save is written")

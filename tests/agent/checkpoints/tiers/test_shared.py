@@ -33,7 +33,7 @@ def test_each_writes_its_own_ranks_and_sees_all(machines: list[Machine]) -> None
             machine.on_disk(step)
     for machine in machines:
         assert machine.steps(verify=True) == {rank: [10, 20] for rank in range(4)}
-    machines[0].restore(3, 20)  # a rank that moves to another machine
+    machines[0].restore(3, 20)  # as if rank 3 moved to this machine
     assert machines[0].holds(3, 20)
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_deleted_that_the_other_machine_has_no_newer_one_for(machines
     for step in (20, 30, 40, 50):
         ahead.save(step)
         ahead.on_disk(step)
-    left = [10, 20, 40, 50]  # the newest two, and the roundest, which the other one may yet have
+    left = [10, 20, 40, 50]  # 10 is complete, 40 and 50 are the newest; the other machine may write 20
     wait_for(lambda: ahead.steps() == {0: left, 1: left, 2: [10], 3: [10]}, "what is neither goes")
     for step in (40, 50):
         behind.save(step)

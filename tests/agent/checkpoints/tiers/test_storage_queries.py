@@ -1,4 +1,4 @@
-"""Storage that hangs costs one thread and nobody's time."""
+"""Storage that hangs blocks one thread, and delays no query of other storage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> No
     assert len(begun) == 1
     hang.set()
 
-    # What began before we asked may not have seen all: it is looked again.
+    # The hanging query began before this one and may miss later changes, so there is a second query.
     assert queries.ask({"nfs": work}, 30)["nfs"] == "look 2"
     assert len(begun) == 2
 

@@ -1,4 +1,4 @@
-"""The tests that run ``dcgmi``: programs of that name which print what was recorded, and set clocks as EUD did."""
+"""The diagnostic tests that run ``dcgmi``: here a program that prints recorded output, and sets clocks as EUD does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
 
 @pytest.fixture(autouse=True)
 def no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs of the machine that runs these tests are not seen, and not set: nvidia-smi fails, as without a driver."""
+    """The GPUs of this computer are neither seen nor changed: nvidia-smi fails, as without a driver."""
     monkeypatch.setattr(dcgm, "gpus", lambda: 0)
     folder = tmp_path / "no-driver"
     folder.mkdir()
@@ -61,7 +61,7 @@ def said_by(command: str) -> DiagnosticResult:
 
 
 def unable(found: DiagnosticResult) -> str:
-    """Why it could not be tested."""
+    """Return why the machine could not be tested."""
     [finding] = found.findings
     assert (finding.reason, finding.verdict) == ("test-unable", Health.UNKNOWN)
     return finding.text
@@ -138,7 +138,7 @@ def test_a_diagnostic_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 async def diagnosing(folder: Path) -> tuple[Diagnoser, asyncio.Task[None]]:
-    """A machine on which DCGM has changed the clocks, and does not end."""
+    """Start a diagnosis in which DCGM changes the clocks and does not end."""
     (folder / "clocks").write_text("1980, 2619\n")
     installed(folder, "nvidia-smi", SMI.replace("{folder}", str(folder)).replace("{restores}", RESTORES))
     dcgmi(folder, "", also=f"echo '1200, 2619' >{folder}/clocks; sleep 600")
@@ -157,7 +157,7 @@ async def diagnosing(folder: Path) -> tuple[Diagnoser, asyncio.Task[None]]:
 async def test_clocks_are_set_back_after_a_diagnostic_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E.g. because ranks are to be launched."""
+    """For example, it is killed because ranks are to be launched."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     diagnoser, following = await diagnosing(tmp_path)
     await diagnoser.end("ranks are launched")

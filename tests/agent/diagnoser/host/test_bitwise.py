@@ -1,4 +1,4 @@
-"""Bitwise alignment: the same bits each time, and one wrong bit is seen on whichever machine it is."""
+"""Bitwise alignment: the bits are the same in each run, and one wrong bit is found on any of the machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOE = {"moe": True, "tp": 1, "ep": 2, "experts": 2}
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Tests of machines of which those compute wrongly whose name says so."""
+    """Runs tests; a machine computes wrong bits if its name is "wrong m0" to "wrong m3" or "now and then"."""
     folder = tmp_path_factory.mktemp("forked")
     flips: list[dict[str, object]] = [{"machine": f"wrong m{bad}"} for bad in range(4)]
     flips.append({"machine": "now and then", "probability": 0.5})
@@ -52,7 +52,7 @@ def test_other_structures_are_other_kinds(forked: Run) -> None:
 
 @pytest.fixture(scope="module")
 def sound(forked: Run) -> list[DiagnosticResult]:
-    """What four machines find that compute as they should."""
+    """The results of four machines that compute correctly."""
     return [forked("bitwise", machine=f"m{index}", **QUICK | {"pp": 1}) for index in range(4)]
 
 

@@ -1,4 +1,4 @@
-"""The memory test: each address that does not return what was written is named."""
+"""The memory test names each address that returns another value than was written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = MemoryTestLimits(mb=2, seconds=0.001)
 
 
 class StuckBit(MemoryTest):
-    """A memory with a bit that is always 1."""
+    """A test of a memory in which one bit is always 1."""
 
     def write(self, block: Words64, expected: Words64) -> None:
         super().write(block, expected)

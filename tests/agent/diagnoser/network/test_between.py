@@ -1,4 +1,4 @@
-"""Tests between two machines: two processes on loopback, each with its own end."""
+"""Diagnostic tests between two machines, here two processes on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def paired(one: Run, two: Run, test: str, theirs: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """What both say; the second one goes to where the first one waits."""
+    """Return the results of both machines; the second machine connects to the first, which waits for it."""
     found: list[DiagnosticResult] = []
     secret = settings.pop("secret", "known")
 

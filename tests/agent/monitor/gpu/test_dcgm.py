@@ -1,4 +1,4 @@
-"""DCGM's health watches, by a ``dcgmi`` of our own on PATH: its output is built from DCGM's source, not captured."""
+"""DCGM's health watches, read from a fake ``dcgmi``. Its output follows DCGM's source code and was not recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.errors import CannotInspect
 from everstep.model.finding import Health
 
 LINE = 54
-"""DCGM breaks its texts at this width."""
+"""The width at which DCGM wraps its texts."""
 NOT_RUNNING = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected.\n"
@@ -39,7 +39,7 @@ DISCOVERY = """2 GPUs found.
 
 
 def report(overall: str, **sections: dict[str, dict[str, tuple[str, str]]]) -> str:
-    """Of sections: part → watch → (value, text)."""
+    """Return a report with these sections, each: part → watch → (value, text)."""
     body: dict[str, Any] = {"Overall Health": {"value": overall}}
     for kind, parts in sections.items():
         body[kind] = {"children": {}}
@@ -57,7 +57,7 @@ HEALTHY = report("Healthy")
 
 
 class Dcgmi:
-    """The program on PATH: what it answers is in files, what it was asked in another."""
+    """The fake ``dcgmi``: it prints the content of files, and writes its arguments to the file ``asked``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -118,7 +118,7 @@ def test_incidents_are_findings_of_the_parts_that_other_inspections_name(dcgmi: 
     assert failed.evidence[1] == "SM system: b"
     assert found["Switch 3", "dcgm-warning"].verdict is Health.UNKNOWN
     inspection.inspect()
-    assert dcgmi.asked.count("discovery -l") == 1, "places are asked for once"
+    assert dcgmi.asked.count("discovery -l") == 1, "the PCI addresses are queried once"
 
 
 def test_a_gpu_whose_place_is_not_known_has_dcgms_number(dcgmi: Dcgmi) -> None:

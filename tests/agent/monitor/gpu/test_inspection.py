@@ -1,4 +1,4 @@
-"""The inspection of GPUs from look to look: with fake GPUs, in the process that reads, over restarts and reboots."""
+"""The inspection of fake GPUs over several looks, restarts of the agent and reboots, also with the reading process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HANGS_S = 0.2
 
 
 class Machine:
-    """Fake GPUs, and the agents that look at them one after the other."""
+    """A machine with fake GPUs, and the inspection of its agent, which may restart."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "gpus.json"
@@ -39,7 +39,7 @@ class Machine:
         self.inspection = GpuInspection(self.site, GpuLimits(consecutive=1), {}, same_boot=True)
 
     def inspect(self, *gpus: dict[str, Any], **described: Any) -> list[Finding]:
-        """What is found 10 s later, with these GPUs."""
+        """Return the findings 10 s later, if the machine then has these GPUs."""
         self.path.write_text(json.dumps({"gpus": list(gpus)} | described))
         self.now_ns += 10 * SECOND_NS
         return self.inspection.inspect().findings
@@ -54,7 +54,7 @@ class Machine:
 
 
 class Direct:
-    """In place of the process that reads: the same reader, in this process."""
+    """Replaces the reading process: the same reader runs in this process."""
 
     pid = 0
 
@@ -77,7 +77,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Machine]:
-    """With the process that reads."""
+    """A machine with the real reading process."""
     made = Machine(tmp_path)
     yield made
     made.end()
@@ -125,7 +125,7 @@ def test_a_gpu_that_never_was_seen_well_is_named_by_what_is_left(machine: Machin
     assert said(machine.inspect(OK, {"lost": True}, OK)) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     machine.inspection.kept.clear()
     found = machine.inspect(OK, {"lost": True}, {"lost": True})
-    assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "which is which is not known"
+    assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "the PCI addresses of two lost GPUs cannot be told apart"
 
 
 def test_lost_gpus_keep_their_names_as_long_as_they_are_lost(machine: Machine) -> None:
@@ -136,7 +136,7 @@ def test_lost_gpus_keep_their_names_as_long_as_they_are_lost(machine: Machine) -
 
 
 def test_a_lost_gpu_is_not_given_the_name_of_one_that_is_there(machine: Machine) -> None:
-    """The driver numbers anew where one is missing: its number 1 was at a place that number 0 has now."""
+    """If a GPU is missing, the driver numbers the others again: number 0 now has the address that number 1 had."""
     machine.inspect(OK, OK, OK)
     found = {one.reason: one.item for one in machine.inspect({"missing": True}, OK, {"lost": True})}
     assert found == {"gpu-lost": "GPU 1", "gpu-count": ""}
@@ -197,20 +197,22 @@ def test_a_driver_that_is_silent_once_is_unknown_and_twice_a_fault(whole: Machin
     assert said(found) == {
         ("gpu-driver-hangs", "", Health.UNKNOWN),
         ("gpu-hot", "GPU 0000:01:00", Health.FAULTY),
-    }, "what was so is not over because nobody can look"
+    }, "a finding is not over only because the GPUs cannot be read"
     found = whole.inspect(HOT, hang_s=1000)
     assert ("gpu-driver-hangs", "", Health.FAULTY) in said(found)
-    assert not any(one.sure for one in found), "a process that dies of SIGKILL did not wait in the driver"
+    assert not any(one.sure for one in found), "a process that SIGKILL can end did not wait in the driver"
     whole.inspection.limits = GpuLimits()
     assert whole.inspect(OK) == []
     whole.inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
-    assert said(whole.inspect(OK, hang_s=1000)) == {("gpu-driver-hangs", "", Health.UNKNOWN)}, "counted anew"
+    assert said(whole.inspect(OK, hang_s=1000)) == {("gpu-driver-hangs", "", Health.UNKNOWN)}, (
+        "the count of silent looks began again"
+    )
 
 
 def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
     whole: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by a later agent either."""
+    """A later agent starts no second process either."""
     whole.inspect(OK)
     pid = whole.inspection._process.pid
 
@@ -283,7 +285,7 @@ def test_a_crash_in_the_driver_is_no_verdict(whole: Machine) -> None:
 
 
 def test_the_process_is_ended_where_a_gpu_has_to_be_reset(whole: Machine) -> None:
-    """It cannot be while anything has it open."""
+    """A GPU cannot be reset while a process has it open."""
     whole.inspect(HOT)
     pid = whole.inspection._process.pid
     whole.inspect(HOT)
@@ -299,7 +301,7 @@ def test_what_was_known_of_fake_gpus_says_nothing_of_real_ones(
     machine.inspect(OK, OK)
     machine.path.unlink()
     assert machine.inspection.inspect() == InspectionResult(note="no NVIDIA GPU")
-    assert machine.inspection._process.pid == 0, "no process for nothing"
+    assert machine.inspection._process.pid == 0, "without GPUs there is no reading process"
 
 
 def test_all_gpus_gone_from_the_bus_are_missing(
@@ -314,7 +316,7 @@ def test_all_gpus_gone_from_the_bus_are_missing(
 def test_gpus_that_are_others_to_use_are_none(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container without GPUs on a machine with them, and the same where GPUs are asked for."""
+    """A container has no access to the machine's GPUs; that is a fault only if the settings expect GPUs."""
     reading = GpusReading(GpuTrouble.LIBRARY_MISSING, "no library")
     monkeypatch.setattr(pci, "worth_reading", lambda *_: True)
     monkeypatch.setattr(Direct, "read", lambda *_: reading)
@@ -379,7 +381,7 @@ async def test_a_driver_that_hangs_delays_no_other_inspection(whole: Machine, tm
 
 
 def test_a_reading_of_one_gpu_without_anything_finds_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old device of which nothing is supported but its name."""
+    """An old GPU supports no reading except its name."""
     machine.path.write_text("{}")
     monkeypatch.setattr(Direct, "read", lambda *_: GpusReading(gpus=[GpuReading(0, "0000:01:00.0", name="Old")]))
     assert [machine.inspection.inspect().findings for _ in range(4)] == [[]] * 4

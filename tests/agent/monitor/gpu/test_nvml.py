@@ -1,4 +1,4 @@
-"""The real reader: without a driver as it is here or elsewhere, and against what the library may answer."""
+"""The real reader of NVML, without a driver and with a fake library's answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gives(value: Any) -> Answer:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A library with one GPU, of which nothing is supported but what a test says."""
+    """A fake NVML with one GPU; it supports only what a test adds."""
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda name: raises(pynvml.NVML_ERROR_NOT_SUPPORTED))
 
     def answers(**functions: Answer) -> None:
@@ -48,7 +48,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_no_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pynvml itself: it looks for the library and does not find it."""
+    """The error comes from pynvml, which does not find the library."""
 
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
@@ -92,7 +92,7 @@ def test_what_is_not_supported_is_none_and_no_error(library: Callable[..., None]
 def test_what_the_package_does_not_know_is_none_and_no_error(
     library: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older release of the package."""
+    """For example, the package is older than the reader."""
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         monkeypatch.delattr(pynvml, name)
     (gpu,) = NvmlReader().read().gpus
@@ -109,7 +109,9 @@ def test_one_value_that_fails_leaves_the_others(library: Callable[..., None]) ->
         nvmlDeviceGetMemoryInfo=gives(SimpleNamespace(used=5, total=9, free=4)),
     )
     (gpu,) = NvmlReader().read().gpus
-    assert gpu.errors == {"temperature_c": "Unknown Error (NVML error 999)"}, "who may not see processes has no trouble"
+    assert gpu.errors == {"temperature_c": "Unknown Error (NVML error 999)"}, (
+        "a missing permission to list processes is no error"
+    )
     assert (gpu.temperature_c, gpu.power_w, gpu.utilization) == (None, 350.5, 97)
     assert (gpu.remapped_corrected, gpu.remapped_uncorrected) == (1, 2)
     assert (gpu.remap_pending, gpu.remap_failed) == (True, False)
@@ -154,7 +156,7 @@ def test_fields_that_the_driver_does_not_have_are_none(library: Callable[..., No
 
 
 def test_nvlinks_and_their_counters(library: Callable[..., None]) -> None:
-    """Links 0 and 2 are there; the second is down and has no counters."""
+    """The GPU has links 0 and 2; link 2 is down and has no counters."""
 
     def state(_: Any, link: int) -> int:
         if link not in (0, 2):

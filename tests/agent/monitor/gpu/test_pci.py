@@ -1,4 +1,4 @@
-"""GPUs on PCI, from folders as sysfs has them: which of them the agent should be able to read."""
+"""The GPUs that the agent should be able to read, by the PCI devices in folders like sysfs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agent.monitor.gpu import pci
 from agent.monitor.gpu.reading import item_of, part_of
 
 NODES = 2
-"""Device nodes that the agent has: of minors 0 and 1."""
+"""The agent has the device nodes with minor numbers below this one: 0 and 1."""
 
 
 class Machine:
-    """Folders for /sys, /proc and /dev."""
+    """Folders in place of /sys, /proc and /dev."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.proc, self.dev = root / "sys", root / "proc", root / "dev"
@@ -30,7 +30,7 @@ class Machine:
             (device / "driver").symlink_to(self.sys / "drivers" / driver)
 
     def gives(self, place: str, minor: int) -> None:
-        """The driver lists the GPU, and the agent has its device node."""
+        """Let the driver list a GPU; the agent has its device node if ``minor`` is below ``NODES``."""
         folder = self.proc / "driver/nvidia/gpus" / place
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t NVIDIA H100\nDevice Minor: \t {minor}\n")
@@ -50,9 +50,9 @@ def machine(tmp_path: Path) -> Machine:
 def test_only_gpus_of_nvidia_count(machine: Machine) -> None:
     machine.has("0000:05:00.0")
     machine.has("0000:06:00.0", kind="0x030000")
-    machine.has("0000:07:00.0", kind="0x040300")  # its sound
+    machine.has("0000:07:00.0", kind="0x040300")  # the GPU's audio device
     machine.has("0000:08:00.0", kind="0x068000")  # an NVSwitch
-    machine.has("0000:09:00.0", vendor="0x1a03")  # the board's own display
+    machine.has("0000:09:00.0", vendor="0x1a03")  # the mainboard's display controller
     assert pci.on_bus(machine.sys) == {"0000:05:00.0": "nvidia", "0000:06:00.0": "nvidia"}
 
 

@@ -1,4 +1,4 @@
-"""What readings mean: each judge, with values as devices give them."""
+"""The rules that judge readings of GPUs, with values as devices report them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WARM = {"slowdown_c": 87, "max_c": 83, "memory_max_c": 95}
 
 
 def gpu(**values: Any) -> GpuReading:
-    """One that could be read; of what is not said nothing is supported."""
+    """Return the reading of a GPU that supports only these values."""
     return GpuReading(0, "0000:1a:00.0", "GPU-1", **values)
 
 
 def problems(
     judge: GpuRule, *readings: GpuReading, limits: GpuLimits = LIMITS, seconds: float = INTERVAL_S
 ) -> list[GpuProblem]:
-    """What the last of some looks says; the agent is started anew between them."""
+    """Return the problems at the last of several looks; the agent restarts between looks."""
     kept: dict[str, Any] = {}
     said: list[GpuProblem] = []
     for number, reading in enumerate(readings):
@@ -119,12 +119,12 @@ def test_values_that_cannot_be_read_for_some_looks_are_unknown() -> None:
     [
         ((0, 0), False),
         ((0, 1), True),
-        ((5,), False),  # before anybody looked
+        ((5,), False),  # errors before the first look
         ((5, 5), False),
         ((5, 7), True),
-        ((5, 0), False),  # a reset
+        ((5, 0), False),  # the GPU was reset
         ((5, 0, 1), True),
-        ((2**64 - 1, 0), False),  # it wrapped
+        ((2**64 - 1, 0), False),  # the counter wrapped around
         ((3, None, 3), False),
         ((3, None, 4), True),
     ],
@@ -140,7 +140,7 @@ def test_corrected_memory_errors_are_no_fault() -> None:
 
 
 def test_rows_of_memory() -> None:
-    """A row that waits for a reset makes nobody stop; one that cannot be replaced does."""
+    """A row that will be remapped at the next reset is no fault; a row that cannot be remapped is one."""
     assert codes(problems(memory.rows, gpu(remap_pending=True, remap_failed=False))) == [
         ("gpu-row-remap-pending", Health.UNKNOWN)
     ]
@@ -181,7 +181,7 @@ def test_heat_of_memory(temperature: int, limit: int | None, found: int) -> None
     ("bits", "code"),
     [
         (0x1, None),  # idle
-        (0x4 | 0x20, None),  # held at its power limit, and slowed down by the driver
+        (0x4 | 0x20, None),  # at the power limit, and slowed down by the driver
         (0x8, "gpu-throttled"),
         (0x8 | 0x40, "gpu-throttled"),
         (0x8 | 0x80, "gpu-power"),
@@ -190,7 +190,7 @@ def test_heat_of_memory(temperature: int, limit: int | None, found: int) -> None
 def test_slowed_down_by_the_hardware(bits: int, code: str | None) -> None:
     slow = gpu(clocks_event_reasons=bits)
     assert [one.reason.code for one in problems(heat.throttled, slow, slow)] == ([code] if code else [])
-    assert problems(heat.throttled, slow) == [], "once may be a peak"
+    assert problems(heat.throttled, slow) == [], "one such look may be a short peak"
     assert problems(heat.throttled, slow, gpu(clocks_event_reasons=0), slow) == []
 
 
@@ -200,8 +200,8 @@ def test_pcie_lanes() -> None:
     whole = replace(narrow, pcie_width=16)
     assert codes(problems(links.pcie_width, narrow, narrow)) == [("gpu-pcie-width", Health.FAULTY)]
     assert problems(links.pcie_width, narrow) == []
-    assert problems(links.pcie_width, idle, idle, idle) == [], "lanes may sleep"
-    assert len(problems(links.pcie_width, narrow, narrow, idle)) == 1, "a look without work says nothing else"
+    assert problems(links.pcie_width, idle, idle, idle) == [], "an idle GPU may use fewer lanes"
+    assert len(problems(links.pcie_width, narrow, narrow, idle)) == 1, "a look at an idle GPU does not end the problem"
     assert problems(links.pcie_width, narrow, whole, narrow) == []
 
 
@@ -218,7 +218,7 @@ def test_pcie_lanes() -> None:
     ],
 )
 def test_pcie_replays(replays: tuple[int, ...], seconds: float, found: int) -> None:
-    """More than 8 a minute; a look that follows at once does not make one replay a rate."""
+    """More than 8 replays a minute are reported; one replay between two quick looks is not."""
     seen = problems(links.pcie_replays, *[gpu(pcie_replays=count) for count in replays], seconds=seconds)
     assert codes(seen) == [("gpu-pcie-replays", Health.UNKNOWN)] * found
 
@@ -233,8 +233,10 @@ def test_nvlinks_that_were_up_and_are_down() -> None:
     (seen,) = problems(links.nvlink_down, whole, down, down)
     assert (seen.reason.code, seen.evidence) == ("gpu-nvlink-down", "1 of 2 links that were up are down: 1")
     assert problems(links.nvlink_down, whole, down) == []
-    assert problems(links.nvlink_down, down, down, down) == [], "a link that never was up is not connected"
-    assert problems(links.nvlink_down, whole, gpu(), gpu(), gpu()) == [], "links that cannot be asked are not down"
+    assert problems(links.nvlink_down, down, down, down) == [], "a link that was never up may not be connected"
+    assert problems(links.nvlink_down, whole, gpu(), gpu(), gpu()) == [], (
+        "links that cannot be read are not called down"
+    )
 
 
 def test_nvlinks_that_come_up_after_a_start_are_not_down() -> None:
@@ -255,7 +257,7 @@ def test_nvlinks_that_come_up_after_a_start_are_not_down() -> None:
     ],
 )
 def test_errors_of_nvlinks(counter: str, before: int, now: int, found: int) -> None:
-    """100 a second, for 10 s."""
+    """The limit is 100 errors a second, over 10 s; one recovery is enough."""
     seen = problems(links.nvlink_errors, with_links(True, **{counter: before}), with_links(True, **{counter: now}))
     assert codes(seen) == [("gpu-nvlink-errors", Health.FAULTY)] * found
 
@@ -268,7 +270,7 @@ def on_fabric(state: int = 3, status: int = 0, mask: int = 0, summary: int = 0, 
     ("reading", "verdict"),
     [
         (on_fabric(), None),
-        (on_fabric(mask=0b10_10_10_10, summary=1), None),  # all that is asked is false
+        (on_fabric(mask=0b10_10_10_10, summary=1), None),  # every health bit says: no problem
         (on_fabric(mask=0x1), Health.UNKNOWN),
         (on_fabric(mask=0x1 << 4), Health.FAULTY),
         (on_fabric(mask=0x1 | 0x1 << 4), Health.FAULTY),
@@ -290,7 +292,7 @@ def test_not_registered_with_the_fabric_is_a_fault_after_some_looks() -> None:
     assert problems(links.fabric, on_fabric(), waiting) == []
     assert codes(problems(links.fabric, on_fabric(), waiting, waiting)) == [("gpu-fabric", Health.FAULTY)]
     alone = on_fabric(state=2, up=False)
-    assert problems(links.fabric, alone, alone, alone) == [], "a GPU without links waits for no fabric"
+    assert problems(links.fabric, alone, alone, alone) == [], "a GPU without links needs no fabric"
 
 
 def test_reasons_name_their_source_and_an_owner() -> None:

@@ -1,4 +1,4 @@
-"""The kernel log, as a file of records and as the real device."""
+"""The kernel log, read from a pipe in place of the device, and from the real device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_WAIT = KernelLogLimits(interval_s=0.001)
 
 
 class Device:
-    """A pipe that gives one record at each read, as the device does, if it is fed one by one."""
+    """A pipe in place of the device: each read returns one record, if the records are written one by one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -249,7 +249,7 @@ def test_work_that_is_removed_after_a_crash_concludes_nothing(machine: Simulated
 def test_an_agent_that_begins_anew_reads_each_line_once(machine: SimulatedMachine, device: Device) -> None:
     assert told(machine, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
     inspection = begin(machine, device)
-    device.write(EXCEPTION, sequence=device.last)  # the device gives all from the oldest on
+    device.write(EXCEPTION, sequence=device.last)  # a new reader gets all records from the device again
     [found] = machine.inspect(inspection).findings
     assert "times" not in found.text
 
@@ -320,7 +320,7 @@ def test_lines_that_were_lost_are_a_finding_for_some_time(machine: SimulatedMach
     [found] = machine.inspect(inspection).findings
     assert (found.reason, found.verdict, found.owner) == ("kernel-log-lost", Health.UNKNOWN, Owner.UNKNOWN)
     assert re.fullmatch(r"3 records \(101 to 103\), written after 20.* UTC and before 20.* UTC", found.evidence[0])
-    device.write("seven", priority=14, sequence=device.last + 2)  # over a restart of the agent too
+    device.write("seven", priority=14, sequence=device.last + 2)  # lost while the agent restarts
     [found] = machine.inspect(begin(machine, device)).findings
     assert found.evidence[1].startswith("record 105, written after 20")
     machine.clock.pass_s(3600)
@@ -347,7 +347,7 @@ def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
 
 
 def test_the_real_device(machine: SimulatedMachine) -> None:
-    """A line through /dev/kmsg, where this process may write there; else that it may not is what is seen."""
+    """Write a line to /dev/kmsg and find it. If this process may not write there, an unreadable log is an error."""
     tag = f"everstep test {os.getpid()}"
     inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
     machine.clock.ns = time.time_ns()
@@ -359,7 +359,7 @@ def test_the_real_device(machine: SimulatedMachine) -> None:
                 inspection.inspect()
         return
     deadline = time.monotonic() + 20
-    while ("xid-79", "GPU 0000:05:00") not in reasons(inspection.inspect()):  # others may be in the log
+    while ("xid-79", "GPU 0000:05:00") not in reasons(inspection.inspect()):  # the log may have other lines
         assert time.monotonic() < deadline
 
 

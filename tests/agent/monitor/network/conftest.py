@@ -1,4 +1,4 @@
-"""A network namespace of its own for a test: nothing of this computer's network is in it."""
+"""A new network namespace for a test, which has nothing of this computer's network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ip = Callable[[str], None]
 
 @pytest.fixture
 def ip() -> Iterator[Ip]:
-    """The command ``ip`` in a new namespace, which this thread and those that it starts are in."""
+    """Move this thread, and threads that it starts, into a new network namespace; yields the command ``ip`` for it."""
     if MISSING:
         pytest.skip(MISSING)
     libc = ctypes.CDLL(None, use_errno=True)

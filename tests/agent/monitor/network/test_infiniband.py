@@ -1,4 +1,4 @@
-"""Folders of /sys/class/infiniband as drivers have them."""
+"""The inspection of InfiniBand ports, with files like those of drivers in /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "mlx5_0 port 1"
 
 
 class Machine:
-    """A machine with InfiniBand ports, and the inspection of it with a clock that the test moves."""
+    """A machine with InfiniBand ports, and their inspection, whose clock the test moves."""
 
     def __init__(self, sys: Path) -> None:
         self.sys = sys
@@ -223,7 +223,7 @@ def test_errors_beyond_the_limits_are_told(
     assert [one.reason for one in found] == ([reason] if reason else [])
     assert all(one.evidence == [f"{counter} grew by {by} in 30 s"] for one in found)
     if reason:
-        assert machine.verdicts(299), "they count for five minutes"
+        assert machine.verdicts(299), "the errors count for five minutes"
         assert machine.verdicts(2) == {}
 
 

@@ -19,7 +19,7 @@ NO_TRAFFIC = dict.fromkeys(netlink.STATISTICS, 0)
 
 
 class Machine:
-    """A machine whose counters a test sets."""
+    """A machine whose network counters a test sets."""
 
     def __init__(self, proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.proc = proc
@@ -67,7 +67,7 @@ def test_loss_is_told_when_two_looks_in_a_row_see_it_and_blames_nobody(machine: 
     machine.tcp(300_000, 4_000)
     assert machine.reasons() == []
     machine.tcp(400_000, 6_000)
-    assert machine.reasons() == [], "it begins to count anew"
+    assert machine.reasons() == [], "the count of looks with loss began again"
 
 
 def test_few_segments_say_nothing(machine: Machine) -> None:

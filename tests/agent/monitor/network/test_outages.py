@@ -14,7 +14,7 @@ DOWN = LinkSeen(4, 1, True)
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
 def test_outages_are_counted_once_however_often_one_looks(steps: list[tuple[bool, bool]]) -> None:
-    """A link that goes up and down, of which only some states are looked at: none is missed, none counted twice."""
+    """A link goes up and down, and only some of its states are seen: no outage is missed or counted twice."""
     is_down, downs, told = False, 0, 0
     before = LinkSeen(4, downs, is_down)
     for change, look in steps:
@@ -39,7 +39,7 @@ def test_an_outage_that_the_driver_does_not_count_is_counted_where_it_is_seen() 
 
 @pytest.mark.parametrize("looks_down", [1, 2, 3])
 def test_an_outage_that_is_counted_late_is_one(looks_down: int) -> None:
-    """Some drivers count it when the link is back. No healthy machine is to leave its job for a flap counted twice."""
+    """Some drivers count an outage only when the link is up again. If it counted twice, its machine could leave."""
     before, told = UP, 0
     for now in [LinkSeen(4, 0, True)] * looks_down + [LinkSeen(4, 1, False), LinkSeen(4, 1, False)]:
         told += ended(before, now)
@@ -47,7 +47,7 @@ def test_an_outage_that_is_counted_late_is_one(looks_down: int) -> None:
 
     assert told == 1
     assert not before.uncounted
-    assert ended(before, LinkSeen(4, 2, False)) == 1, "the next one counts"
+    assert ended(before, LinkSeen(4, 2, False)) == 1, "the next outage is counted"
 
 
 def test_what_is_counted_beside_the_outage_that_was_seen_counts() -> None:
@@ -57,7 +57,7 @@ def test_what_is_counted_beside_the_outage_that_was_seen_counts() -> None:
     assert ended(off, LinkSeen(4, 3, False)) == 3
     counted = LinkSeen(4, 1, True)
     assert not is_uncounted(UP, counted) and not is_uncounted(off, counted)
-    assert not is_uncounted(counted, counted), "it is known already"
+    assert not is_uncounted(counted, counted), "the driver's count had this outage before"
 
 
 def test_an_interface_that_was_made_anew_was_away() -> None:

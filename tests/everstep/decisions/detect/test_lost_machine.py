@@ -1,4 +1,4 @@
-"""A silent machine is detected only if no rank steps."""
+"""A silent machine counts as lost only if no rank steps."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_new_generation_has_its_own_counts_and_the_same_past() -> None:
 
 def test_a_jump_lasts_several_steps_and_is_compared_with_earlier_values() -> None:
     watched = series(*[1.0] * WINDOW, *[5.0] * (JUMP_STEPS - 1))
-    assert watched.jump_step == -1, "an outlier"
+    assert watched.jump_step == -1, "so few values are an outlier, and no jump"
 
     for step, value in enumerate([5.0, 8.0, 1.0, 9.0], start=WINDOW + JUMP_STEPS - 1):
         watched.observe(step, value, given=True)
@@ -98,7 +98,7 @@ def test_a_decline_is_detected_with_the_step_at_which_it_began() -> None:
     assert steady - PACE_STEPS <= watch.pace.slow_since <= steady
 
     run(watch, 0.1, 2 * PACE_STEPS + 1, start=steady + 2 * PACE_STEPS, at_s=at_s)
-    assert watch.pace.slow_since == -1, "it is over"
+    assert watch.pace.slow_since == -1, "the decline is over"
 
 
 def test_the_time_between_two_generations_is_no_step() -> None:

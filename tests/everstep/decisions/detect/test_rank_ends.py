@@ -27,7 +27,7 @@ def test_a_killed_rank_is_an_anomaly_at_once_with_its_observation() -> None:
 
 
 def test_a_job_is_finished_if_all_ranks_leave_with_code_0() -> None:
-    """As under torchrun, it does not matter whether they reached the end of a loop."""
+    """As with torchrun, it does not matter whether the ranks reached the end of a loop."""
     ends = [seen(0, code=0), seen(1, code=0)]
 
     assert has_finished(ends, 2)
@@ -53,7 +53,7 @@ def test_a_rank_that_left_alone_is_the_cause_if_others_fail() -> None:
 
 
 def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
-    """All ranks left by ``break``, and the last one writes the model for an hour."""
+    """All ranks left their loops by ``break``, and the last rank writes the model for an hour."""
     assert find_early_exit(facts(seen(1, code=0), ranks=[LEFT], now_s=3600)) is None
 
 

@@ -27,7 +27,7 @@ def ranks(*paces: RankPace | None) -> list[RankFacts]:
 
 
 def paced(times: Iterable[float], tokens: int = 0) -> Pace:
-    """The pace of a rank whose steps took these seconds."""
+    """Return the pace of a rank whose steps took these times, seconds."""
     pace, at_ns = Pace(), 0
     for step, seconds in enumerate(times):
         at_ns += round(seconds * S)
@@ -116,7 +116,8 @@ def test_a_decline_lasts_until_it_is_the_new_typical_speed() -> None:
 def test_pauses_and_a_short_noisy_neighbour_are_no_decline(
     seed: int, every: int, pause: float, neighbour: int, length: int
 ) -> None:
-    """Checkpoints and evaluations of any length, up to every fifth step, and a disturbance for half of a comparison."""
+    """Pauses of any length, as for evaluations, follow at most every fifth step; the disturbance lasts for at most half
+    of the steps of a comparison."""
     draw, pace, at_ns, looks = random.Random(seed), Pace(), 0, 0
     for step in range(KNOWN + 8 * PACE_STEPS):
         paused, disturbed = step % every == 0, neighbour <= step < neighbour + length

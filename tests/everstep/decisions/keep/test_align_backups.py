@@ -1,4 +1,4 @@
-"""When machines are aligned, on which step, and what follows from their reports."""
+"""The rule of alignment: when machines are aligned and on which step, and what follows from their reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TICK_S = 0.5
 
 
 class Job:
-    """Two ranks that save a step each second, as their watcher sees them."""
+    """A watcher's view of two ranks that save a step each second."""
 
     def __init__(self, *, every: int = 1) -> None:
         self.rule = AlignRule(2, every)
@@ -68,9 +68,9 @@ def test_a_machine_that_falls_behind_aligns_all_on_a_coming_step() -> None:
         job.look()
     job.keeps_up[1] = False
     told = job.until_told()
-    assert job.tick * TICK_S - 6 >= BEHIND_S, "two later steps were due for a while"
+    assert job.tick * TICK_S - 6 >= BEHIND_S, "backups of two later steps were due for long enough"
     assert told == Aligned(whole=0, settled=0, named=job.tick // 2 + 2)
-    assert job.look() == told, "the same name until it is adopted"
+    assert job.look() == told, "the name is repeated until it is adopted"
 
 
 def test_backups_that_are_due_less_often_are_not_late() -> None:
@@ -92,12 +92,12 @@ def aligned() -> tuple[Job, Aligned]:
 def test_a_step_is_whole_when_every_rank_adopted_it_and_has_it() -> None:
     job, first = aligned()
     job.adopt(first, 0)
-    assert job.look() == replace(first, settled=first.named - 1), "rank 1 is told again"
+    assert job.look() == replace(first, settled=first.named - 1), "the name is repeated for rank 1"
     job.adopt(first, 1)
     assert job.look() is None, "both have adopted it"
     job.back_up(first)
     job.set(1, backup_step=first.named - 1)
-    assert job.look() is None, "rank 1 is not finished"
+    assert job.look() is None, "rank 1 has not backed up the step"
     job.set(1, backup_step=first.named)
     second = job.until_told()
     assert (second.whole, second.settled) == (first.named, first.named)
@@ -113,12 +113,12 @@ def test_a_step_that_some_rank_passed_is_given_up() -> None:
         assert found is not None and found.named == first.named
     job.look()
     second = job.until_told()
-    assert (second.whole, second.settled) == (0, first.named), "rank 1 never gets there"
+    assert (second.whole, second.settled) == (0, first.named), "rank 1 passed the step without adopting it"
     assert second.named > first.named
 
 
 def test_a_job_that_hangs_before_its_first_named_step_is_freed_until_it_steps_again() -> None:
-    """They are told once. While the job hangs no other step is named: that one would not come either."""
+    """The ranks are freed once. While the job hangs no other step is named, since no rank would reach it."""
     job, first = aligned()
     job.adopt(first)
     own = job.ranks[0].own_step
@@ -134,7 +134,9 @@ def test_a_job_that_hangs_before_its_first_named_step_is_freed_until_it_steps_ag
         job.set(rank, named=NO_NAMED_STEP, whole=0, own_step=own)
     assert [stand() for _ in range(20)] == [None] * 20
     job.keeps_up = [True, False]
-    assert job.until_told().named > first.named - 1, "once it steps again, a machine that is behind aligns all"
+    assert job.until_told().named > first.named - 1, (
+        "after the hang, a machine that is behind aligns all machines again"
+    )
 
 
 def test_a_new_watcher_continues_from_what_ranks_report() -> None:
@@ -143,7 +145,7 @@ def test_a_new_watcher_continues_from_what_ranks_report() -> None:
     job.back_up(first)
     second = job.until_told()
     job.adopt(second, 0)
-    job.rule = AlignRule(2)  # rank 1 has not heard that the first step is whole
+    job.rule = AlignRule(2)  # rank 1 does not know yet that the first step is complete
     told = job.until_told()
     assert told == Aligned(whole=first.named, settled=second.named - 1, named=second.named)
 
@@ -155,7 +157,7 @@ def test_a_whole_step_counts_only_for_ranks_that_adopted_a_name_since() -> None:
     second = job.until_told()
     job.adopt(second, 0)
     job.rule = AlignRule(2)
-    job.set(1, named=first.named + 1, whole=0)  # it was on its own when the first step became whole
+    job.set(1, named=first.named + 1, whole=0)  # rank 1 was not aligned when the first step became complete
     assert job.look() == Aligned(0, second.named - 1, second.named)
 
 
@@ -172,7 +174,7 @@ def test_machines_are_free_again_when_all_keep_up_for_a_while() -> None:
     assert told == free
     job.set(0, named=NO_NAMED_STEP, whole=0)
     job.keeps_up = [True, False]
-    assert AlignRule(2).observe(job.ranks, 0) == free, "another watcher says the same"
+    assert AlignRule(2).observe(job.ranks, 0) == free, "a new watcher comes to the same result"
     assert job.look() == free
     job.set(1, named=NO_NAMED_STEP, whole=0)
     job.keeps_up = [True, True]
@@ -197,7 +199,7 @@ def test_a_rank_whose_backups_fail_is_waited_for_a_limited_time() -> None:
     began = job.tick
     second = job.until_told()
     assert (job.tick - began) * TICK_S >= GIVEN_UP_S
-    assert second.whole == first.named, "its own memory has the step"
+    assert second.whole == first.named, "the rank still has the step in its own memory"
 
 
 def test_backups_that_fail_align_nobody() -> None:
@@ -217,7 +219,7 @@ def test_no_name_follows_from_a_part_of_the_ranks() -> None:
 
 
 def test_the_first_step_alone_is_not_two_that_are_late() -> None:
-    """The first backup waits for memory at the peer."""
+    """The first backup may be late, because it waits for memory at the peer."""
     job, told = Job(), []
     for tick in range(10):
         for rank in (0, 1):
@@ -238,7 +240,7 @@ def test_after_a_name_that_came_too_late_the_next_one_is_further_ahead() -> None
         first = found
         leads.append(first.named - job.ranks[0].own_step)
     assert ahead < leads[0] < leads[1]
-    assert leads[-1] in {MOST_LEAD_S, MOST_LEAD_S + 1}, "in steps of about a second; not ever further"
+    assert leads[-1] in {MOST_LEAD_S, MOST_LEAD_S + 1}, "with steps of about a second, the lead has a limit"
     for _ in range(40):
         job.adopt(first)
         job.back_up(first)

@@ -1,4 +1,4 @@
-"""From which step a job continues, and which copies it needs for that."""
+"""The step from which a job continues, and the copies that it restores for that."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def held(
 
 
 def size(ranks: int) -> Assignment[str]:
-    """A job with one rank on each machine."""
+    """Return the machines of a job with one rank on each machine."""
     return Assignment(Topology.of(ranks, 1), [f"m{index}" for index in range(ranks)])
 
 
 FOUR = Assignment(Topology.of(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
-"""Eight ranks; the peers of m0 and m3, and of m1 and m2, hold each other's backups."""
+"""Eight ranks on four machines; m0 and m3 hold each other's backups, and so do m1 and m2."""
 
 
 def memory_of(machine: int, step: int) -> list[StateCopy]:
-    """What a machine of FOUR holds in memory: its own ranks and the backups of its peer's."""
+    """Return the copies in the memory of a machine of ``FOUR``: of its own ranks, and backups of its peer's ranks."""
     own = [held(rank, step, machine=f"m{machine}") for rank in (2 * machine, 2 * machine + 1)]
     peer = 3 - machine
     return [*own, *(held(r, step, tier=Tier.BACKUP, machine=f"m{machine}") for r in (2 * peer, 2 * peer + 1))]
@@ -100,7 +100,7 @@ def test_without_a_common_step_the_job_starts_over_and_the_reason_names_who_lack
 
 
 def test_ranks_of_lost_machines_take_their_backups() -> None:
-    lost = {1, 3}  # a group of FOUR whose peers are m2 and m0
+    lost = {1, 3}  # these machines are a group of ``FOUR``; their peers are m2 and m0
     choice = choose_restore([one for machine in (0, 2) for one in memory_of(machine, 120)], FOUR)
 
     assert choice.step == 120
@@ -228,9 +228,7 @@ def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
     assert (choice.step == NOTHING_HELD) == (not copies)
     shuffled = list(copies)
     random.shuffle(shuffled)
-    assert choose_restore(shuffled, Assignment(topology, names)) == choice, (
-        "the order of what the machines say means nothing"
-    )
+    assert choose_restore(shuffled, Assignment(topology, names)) == choice, "the order of the copies does not matter"
 
 
 @given(situations())
@@ -263,7 +261,9 @@ def test_only_own_slots_known_by_their_headers_are_to_be_verified() -> None:
     choice = choose_restore([*own, *brought], size(4))
 
     assert choice.step == 20
-    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], "the copy is verified on arrival"
+    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], (
+        "the backup is verified when it arrives, so it is not listed below"
+    )
     assert [(copy.rank, copy.completed_steps, copy.machine) for copy in choice.unverified] == [
         (0, 20, "m0"),
         (2, 20, "m2"),
@@ -301,7 +301,7 @@ def test_unlisted_storage_is_not_a_damaged_copy() -> None:
 
 
 TOPOLOGY = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)
-"""Data-parallel groups: 0 2, 1 3, 4 6, 5 7."""
+"""A job with the data-parallel groups 0 2, 1 3, 4 6 and 5 7."""
 
 
 def copies(tier: Tier, ranks: range = range(8)) -> list[CopyToRestore]:

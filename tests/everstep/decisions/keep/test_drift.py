@@ -1,4 +1,4 @@
-"""Ranks that drift apart are noticed; ranks observed at different times are not mistaken for that."""
+"""The rule notices ranks that drift apart, and is not misled by ranks that are observed at different times."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ S = 10**9
 def watch(
     done_at: dict[int, list[float]], *, slots: int = 4, until: float, late_s: float = 0.4, seed: int = 0
 ) -> list[tuple[float, int]]:
-    """What the rule says, over time. Each rank is shown every 0.2 s, and heard some time later.
+    """Return the rule's results over time: (second, steps apart). Each rank reports every 0.2 s, with a delay.
 
     Args:
-        done_at: Of each rank when it completed each step, from the first one; a step is saved when the next one is.
-        slots: Of each rank.
-        until: Seconds.
-        late_s: Most that a report is late.
-        seed: Of how late they are.
+        done_at: Rank → the times at which it completes its steps, seconds; it has saved all its steps but the last.
+        slots: The number of slots of each rank.
+        until: The end of the time, seconds.
+        late_s: The longest delay of a report, seconds.
+        seed: Seed for the delays.
     """
     rule, chance, found = DriftRule(slots), random.Random(seed), []
     known: dict[int, RankPosition] = {}
@@ -44,7 +44,14 @@ def watch(
 
 
 def times(step_s: float, *, meets: int = 1, slowest_s: float = 0.0, count: int = 4000) -> list[float]:
-    """When a rank completes its steps if ranks meet after every ``meets`` of them; the slowest takes ``slowest_s``."""
+    """Return the times at which a rank completes its steps, if ranks wait for each other after every ``meets`` steps.
+
+    Args:
+        step_s: The duration of the rank's steps, seconds.
+        meets: The number of steps after which ranks wait for each other.
+        slowest_s: The duration of the slowest rank's steps, seconds.
+        count: The number of steps.
+    """
     cycle = meets * max(slowest_s, step_s)
     return [k // meets * cycle + (k % meets + 1) * step_s for k in range(count)]
 
@@ -54,8 +61,8 @@ def test_ranks_that_meet_every_25_steps_only_are_seen_apart() -> None:
     found = watch(ranks, until=20)
 
     first = next(now for now, apart in found if apart)
-    assert first < 10, "within two rounds"
-    assert all(apart for now, apart in found if now > first), "and as long as the drift lasts"
+    assert first < 10, "the drift is noticed before the ranks meet for the second time"
+    assert all(apart for now, apart in found if now > first), "the drift is reported as long as it lasts"
     assert 6 <= found[-1][1] <= 13
 
 
@@ -75,7 +82,7 @@ def test_enough_slots_for_it_are_no_drift() -> None:
 def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
     step_s: float, skews: list[float], late_s: float, seed: int
 ) -> None:
-    """Each is within a step of the others."""
+    """Each rank is at most one step from the others."""
     ranks = {rank: [at + skew * step_s for at in times(step_s, count=1500)] for rank, skew in enumerate(skews)}
 
     assert not any(apart for _, apart in watch(ranks, until=4, late_s=late_s, seed=seed))
@@ -86,7 +93,7 @@ def test_a_silent_machine_is_not_behind_and_a_drift_is_forgotten_in_the_end() ->
     here = [RankPosition(0, 10, 10, 0), RankPosition(1, 10, 10, 0)]
     for second in range(30):
         moved = RankPosition(0, 10 + second, 10 + second, second * S)
-        assert rule.observe([moved, here[1]], second * S) == 0, "no sample of it came"
+        assert rule.observe([moved, here[1]], second * S) == 0, "no new report of rank 1 came"
     behind = [rule.observe([moved, RankPosition(1, 10, 12, s * S)], s * S) for s in (31, 33)]
     assert behind == [0, 27]
     together = [rule.observe([moved, RankPosition(1, 39, 39, s * S)], s * S) for s in (40, 34 + int(RECALL_S))]

@@ -1,4 +1,4 @@
-"""Copies of steps that the job disowned are never used."""
+"""Copies of steps that the job has disowned are never used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_copies_beyond_the_step_of_a_later_launch_are_disowned() -> None:
 
 def test_an_earlier_run_of_the_name_is_disowned_by_a_fresh_start() -> None:
     assert not is_ours(held(5, 3), [(4, FROM_NOTHING)])
-    assert is_ours(held(5, 3), [(4, 5)]), "unless the job was started from it"
+    assert is_ours(held(5, 3), [(4, 5)]), "the job was started from this copy"
 
 
 def test_a_generation_that_was_never_launched_belongs_to_another_run() -> None:
@@ -36,7 +36,7 @@ def test_a_copy_of_another_run_is_ours_at_the_step_of_our_start() -> None:
     assert is_ours(held(120, 7), [(1, 120), (2, 125)])
     assert not is_ours(held(121, 7), [(1, 120)])
     assert not is_ours(held(119, 7), [(1, 120)])
-    assert not is_ours(held(120, 7), [(1, 120), (2, 100), (3, 130)]), "this run passed step 120 once more"
+    assert not is_ours(held(120, 7), [(1, 120), (2, 100), (3, 130)]), "this run later computed step 120 again"
     assert not is_ours(held(120, 7), [(3, 120)]), "it is not known where the run began"
 
 

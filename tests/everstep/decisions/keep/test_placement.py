@@ -1,4 +1,4 @@
-"""Invariants of the placement of backups, over all small sizes."""
+"""The placement of backups: its invariants for all small sizes, and examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS: tuple[tuple[Axis, ...], ...] = (("pp", "dp", "tp"), ("dp", "pp", "tp"))
 
 
 def topologies(most_machines: int, most_ranks: int) -> Iterator[Topology]:
-    """Every topology up to these sizes, in both orders."""
+    """Yield every topology up to these sizes, with both orders of the axes."""
     for machines in range(1, most_machines + 1):
         for ranks in range(1, most_ranks + 1):
             world = machines * ranks
@@ -32,7 +32,7 @@ def divisors(number: int) -> list[int]:
 
 
 def machine_targets(topology: Topology, placement: Placement) -> list[int]:
-    """The machine that holds each machine's backups."""
+    """Return for each machine the machine that holds its backups."""
     found: list[int] = []
     for machine in range(topology.machines):
         (target,) = {
@@ -43,7 +43,7 @@ def machine_targets(topology: Topology, placement: Placement) -> list[int]:
 
 
 def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
-    """For each group of each kind the machines that hold any rank of it."""
+    """Return for each group, by kind, the machines that have ranks of the group."""
     found: dict[str, dict[object, set[int]]] = {axis: {} for axis in topology.axes}
     for rank in range(topology.world_size):
         places = topology.coordinate(rank).places
@@ -54,7 +54,7 @@ def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
-    """Of each kind: how many groups take an owner together with its peer when all their machines are lost."""
+    """Return for each kind how many groups have an owner and its peer on their machines; none: the kind is left out."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
     }
@@ -62,7 +62,7 @@ def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> d
 
 
 def test_every_small_size() -> None:
-    """Always another machine, equal load, and each single lost group is survived unless the placement names it."""
+    """Backups are on other machines, evenly spread, and any lost group is survived unless the placement names it."""
     for topology in topologies(12, 8):
         placement = place_backups(topology)
         if topology.machines == 1:
@@ -77,7 +77,7 @@ def test_every_small_size() -> None:
 
 
 def test_no_permutation_of_few_machines_is_better() -> None:
-    """Checked by brute force: no permutation breaks fewer groups."""
+    """Brute force over all permutations finds none that breaks fewer groups."""
     for topology in topologies(5, 6):
         if topology.machines == 1:
             continue
@@ -89,7 +89,7 @@ def test_no_permutation_of_few_machines_is_better() -> None:
 
 
 def test_figure_9_of_the_paper() -> None:
-    """TP 2, PP 4, DP 2, two ranks on a machine: ranks 8, 9 exchange with 2, 3 (ByteRobust, section 7)."""
+    """TP 2, PP 4, DP 2, two ranks on a machine: ranks 8, 9 exchange backups with 2, 3 (ByteRobust, section 7)."""
     topology = Topology.of(machines=8, ranks_per_machine=2, tp=2, pp=4, order=("dp", "pp", "tp"))
     placement = place_backups(topology)
 
@@ -157,7 +157,7 @@ def test_owner_and_peer_lost_together_do_not_survive() -> None:
 
 def test_the_peer_is_in_another_failure_domain_where_groups_leave_a_choice() -> None:
     topology = Topology.of(8, 2, 2, 4, ("dp", "pp", "tp"))
-    domains = ["s0", "s1", "s1", "s0", "s1", "s0", "s0", "s1"]  # the peers of figure 9 share theirs
+    domains = ["s0", "s1", "s1", "s0", "s1", "s0", "s0", "s1"]  # the peers of figure 9 would share a domain
     placement = place_backups(topology, domains)
     targets = machine_targets(topology, placement)
 
@@ -170,7 +170,7 @@ def test_groups_come_before_failure_domains() -> None:
     topology = Topology.of(4, 2, 2, 2)
     placement = place_backups(topology, ["rack", "other", "other", "rack"])
 
-    assert placement.peers[0] == 6, "the only machine outside its groups"
+    assert placement.peers[0] == 6, "rank 6 is on the only machine outside the groups of rank 0"
     assert placement.shared == ()
     assert placement.domains == ("other", "rack")
     assert "failure domain other or rack" in placement.reason
@@ -232,4 +232,4 @@ def test_the_reason_names_the_axis_that_no_placement_can_protect() -> None:
     assert placement.shared == ("dp_shard",)
     assert "all 4 machines are in one dp_shard group" in placement.reason
     hybrid = place_backups(Topology.parse("4,2,dp_replicate=2,dp_shard=4"))
-    assert hybrid.shared == (), "the other half of a replica's neighbour"
+    assert hybrid.shared == (), "backups go to the other half of the neighbouring replica"

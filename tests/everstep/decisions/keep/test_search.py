@@ -1,4 +1,4 @@
-"""The evidence after a search on disks and on remote storage."""
+"""The evidence after a search for copies on disks and on remote storage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def test_a_location_listed_once_counts_as_listed() -> None:
     assert first.unlisted == [silent.model_copy(update={"machines": ["m1", "m3"]}), remote]
 
     second = merged(first, Evidence(generation=0, unlisted=[silent.model_copy(update={"machines": ["m3"]})]))
-    assert [location.machines for location in second.unlisted] == [["m3"]], "remote storage was listed"
+    assert [location.machines for location in second.unlisted] == [["m3"]], (
+        "remote storage was listed at the second try"
+    )
 
     third = unanswered(second, MACHINES, "no worker")
     assert third.unlisted == [Unlisted(tier=Tier.DISK, machines=["m3"], reason="no worker")]

@@ -1,4 +1,4 @@
-"""Which job has a machine, case by case. For invariants over any order of requests see test_book_laws."""
+"""The book of leases, case by case: which job has which machine. test_book_laws.py has the invariants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine(number: int, domain: str = "") -> Machine:
 
 
 def pool(count: int, standbys: int = 0, domains: list[str] | None = None) -> PoolState:
-    """A pool of ``count`` machines, after its first poll."""
+    """Return a pool of ``count`` machines after its first poll."""
     state = PoolState()
     machines = [machine(number, (domains or [""] * count)[number]) for number in range(count)]
     poll.apply(state, PollAnswers(machines=machines, standbys=standbys), began_ns=0, now_ns=1)
@@ -67,7 +67,7 @@ def test_a_growing_list_has_as_many_standbys_as_it_asks_for() -> None:
     state = pool(3, standbys=1)
     longer = PollAnswers(machines=[machine(number) for number in range(5)], standbys=1)
     poll.apply(state, longer, began_ns=2, now_ns=3)
-    assert places(state)["m3"] == places(state)["m4"] == "provisioning", "no poll has asked them yet"
+    assert places(state)["m3"] == places(state)["m4"] == "provisioning", "no poll has asked the new machines yet"
     poll.apply(state, longer, began_ns=4, now_ns=5)
     assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
 
@@ -95,8 +95,8 @@ def test_a_machine_is_for_one_job() -> None:
     refused = book.lease(state, want("bert", 1, 2), now_ns=3)
     assert refused.refused == {"m1": "job gpt has it"}
     assert refused.may_change
-    assert places(state)["m2"] == "free", "all or none"
-    assert not book.lease(state, want("gpt", 0, 1), now_ns=4).refused, "asked twice it is the same lease"
+    assert places(state)["m2"] == "free", "a refused request leases none of its machines"
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=4).refused, "a repeated request gets the same lease"
     assert state.machines["m0"].since_ns == 2
 
 
@@ -112,12 +112,14 @@ def test_an_evicted_machine_is_replaced_by_a_standby_of_another_domain() -> None
         "m3": "standby",
         "m4": "active gpt",
     }
-    assert book.replace(state, evict("m1", keep=(0,)), now_ns=9) == answer, "asked twice it is the same replacement"
+    assert book.replace(state, evict("m1", keep=(0,)), now_ns=9) == answer, (
+        "a repeated request gets the same replacement"
+    )
     assert state.machines["m1"].uncleaned
 
 
 def test_a_machine_that_left_with_ranks_is_polled_often_for_a_while() -> None:
-    """It may answer again soon."""
+    """The machine may answer again soon."""
     state = pool(5, 2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     assert not poll.is_to_be_cleaned(state, now_ns=2)
@@ -150,7 +152,7 @@ def test_an_unfit_machine_replaces_none() -> None:
 
 
 def quarantine(state: PoolState) -> int:
-    """Evict m0 of gpt; returns when."""
+    """Evict m0 of the job gpt; returns the time of that."""
     book.lease(state, want("gpt", 0), now_ns=2)
     assert book.replace(state, evict("m0", id=f"i/{state.machines['m0'].evicted_ns}"), now_ns=HOUR).machines
     return HOUR
@@ -223,7 +225,7 @@ def test_a_machine_that_its_job_does_not_name_is_free_after_two_polls() -> None:
 
 
 def test_a_machine_that_an_incident_holds_stays_with_its_job_however_long_the_stop_takes() -> None:
-    """Else another job could get it while its ranks still run."""
+    """Otherwise another job could get the machine while its ranks still run."""
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=3).machines["m1"].name == "m2"
@@ -268,7 +270,7 @@ def test_an_operator_takes_a_machine_out_of_use_and_back_in() -> None:
 
 
 def test_a_new_run_does_not_get_a_machine_that_an_operator_evicts() -> None:
-    """The run before was terminated by hand, and no poll has seen that yet."""
+    """The earlier run was terminated by hand, and no poll has seen that yet."""
     state = pool(3)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     book.operator_evicts(state, OperatorMove(machine="m1", operator="ada", reason="a loud fan"), now_ns=3)
@@ -300,7 +302,7 @@ def test_a_job_that_can_release_a_machine_is_asked_although_one_that_cannot_come
 
 
 def test_no_poll_clears_what_a_test_found() -> None:
-    """Inspections do not see a machine that computes wrongly: it waits for an operator."""
+    """Inspections do not find wrong computations, so the machine waits for an operator."""
     state = pool(2, standbys=1)
     book.lease(state, want("gpt", 0), now_ns=1)
     asked = evict("m0")

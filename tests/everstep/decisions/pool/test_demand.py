@@ -1,4 +1,4 @@
-"""Standbys in use, day by day, compared with a count at single moments."""
+"""The number of standbys in use on each day equals a count at single moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.decisions.pool.demand import (
 )
 
 PARTS = 4
-"""Failures begin and end at quarters of days."""
+"""The parts of a day: failures begin and end at quarters of days."""
 DAYS = 30
 
 
@@ -34,7 +34,7 @@ RECORDS = st.builds(
 
 
 def counted(record: FailureRecord) -> list[int]:
-    """Most machines away in any quarter of each day."""
+    """Return for each day the largest number of machines that are away at the start of a quarter."""
 
     def away(machine: str, moment: float) -> bool:
         own = [failure for failure in record.failures if failure.machine == machine]

@@ -1,4 +1,4 @@
-"""Which idle machines get which code: each version once, few at a time, and never on machines of a job."""
+"""The code that idle machines get: each version once, on few machines at a time, and never on machines of a job."""
 
 from __future__ import annotations
 

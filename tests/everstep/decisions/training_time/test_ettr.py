@@ -1,4 +1,4 @@
-"""ETTR compared with a count of single moments, and its invariants."""
+"""ETTR equals a count of single seconds, and has its invariants."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_time_there_is_no_ratio() -> None:
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Launch], list[Outage]]:
-    """A job that starts at 0: launches and incidents, each of whose times may be missing."""
+    """Draw the launches and incidents of a job that starts at 0; the times at which they ended may be missing."""
     launches = [
         Launch(begin * S, draw(st.none() | st.integers(begin, 60).map(lambda one: one * S)))
         for begin in sorted(draw(st.sets(st.integers(1, 50), max_size=4)))
@@ -92,10 +92,10 @@ def test_the_parts_sum_up_and_no_interval_outlives_the_step_that_disproves_it(
 
     for span in spans:
         later = [one.stepped_ns for one in launches if one.stepped_ns and one.launched_ns >= span.start_ns]
-        assert span.end_ns is not None or not later, f"{span} goes on although a later generation stepped"
+        assert span.end_ns is not None or not later, f"{span} has no end, although a later generation stepped"
         assert all(span.end_ns is not None and span.end_ns <= step for step in later), span
     if not any(one.stepped_ns for one in launches):
-        assert found.seconds["productive"] == 0, "without a step nothing was productive"
+        assert found.seconds["productive"] == 0, "without a step no time was productive"
 
 
 @given(lives())

@@ -1,4 +1,4 @@
-"""The description of a policy has every rule and every number; each answer in an incident has its result."""
+"""A policy's description has every rule and number, and the description of an incident's answers has each result."""
 
 from __future__ import annotations
 

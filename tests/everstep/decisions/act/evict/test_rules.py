@@ -1,4 +1,4 @@
-"""Each eviction rule: when it evicts a machine, and its answer when it does not."""
+"""Each eviction rule: when it evicts a machine, and its answer otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CULPRIT, GROUP = "hang-culprit", "hang-group"
 
 
 def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
-    """The rule and the text of the only answer about a machine that is not evicted."""
+    """Return the rule and the text of the only answer about a machine, which must not be evicted."""
     decided = plan(*findings, **fields)
     assert not decided.evict + decided.ask + decided.shadow
     (answer,) = [answer for answer in decided.asked if answer.machine == machine]
@@ -60,7 +60,7 @@ def test_a_fault_that_most_machines_have_evicts_none_of_them() -> None:
         SURE,
         "gpu-cleanup: 5 of 8 machines have gpu-cleanup now: the cause is shared by them",
     )
-    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "another fault of m1 alone counts"
+    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "a fault that only m1 has evicts it"
 
 
 def test_a_fault_that_half_of_the_machines_have_evicts_them() -> None:
@@ -106,7 +106,7 @@ def test_the_second_network_alert_within_five_minutes_evicts(first: MachineFindi
         link_down("m2", ago_s=302),  # too long ago
         link_down("m3", ago_s=100),  # another machine
         link_down("m2", ago_s=1),  # the same alert
-        link_down("m2", "eth1", ago_s=20),  # too close: perhaps one switch
+        link_down("m2", "eth1", ago_s=20),  # too close in time: a switch may have caused both
         found("m2", "packet-loss", ago_s=100, owner=Owner.NETWORK, verdict=Health.UNKNOWN),  # no alert
         found("m2", "disk-failed", ago_s=100),  # no network fault
     ],

@@ -164,14 +164,14 @@ def test_a_slot_that_was_cut_short_was_never_copied_but_a_slot_with_a_damaged_he
     assert found is not None and found.newest == 30
 
 
-# The decisions about a doubt.
+# Tests of the decisions about a doubt.
 
 POLICY = RecoveryPolicy(storage={"tries": 3, "wait_initial_s": 5, "wait_factor": 4, "wait_max_s": 12})
 ASKED = Doubt(120, ("disk of m1 (no answer for 5 s)",), False, True)
 
 
 def doubting(doubt: Doubt | None = ASKED, **fields: Any) -> RestartFacts:
-    """The first failure of a job, which would be tried again without the doubt."""
+    """Return the facts of a job's first failure, which leads to a reattempt unless there is a doubt."""
     failure = Failure(generation=1, step=20, symptom=Symptom.CRASH, cause="SIGKILL")
     known: dict[str, Any] = {"evidence": Evidence(generation=1), "restore_step": 20, "world_size": 4, "doubt": doubt}
     return RestartFacts(failure, (), 0, **(known | fields))
@@ -193,7 +193,7 @@ def test_locations_are_asked_at_once_then_after_growing_delays_then_the_job_is_p
     assert decide(not_asked, POLICY).action is Action.SEARCH, "the location may have the newer step"
 
 
-# The law. Strategies are made once, since making them takes longer than drawing from them.
+# The law. The strategies are made only once, because that takes longer than drawing from them.
 
 RESUMES = st.sampled_from([-1, -1, 0, 8])
 POLICIES = st.builds(
@@ -211,9 +211,9 @@ SELDOM, EVEN = st.sampled_from([False, False, True]), st.booleans()
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[StateCopy], Evidence, list[StateCopy], int]:
-    """A stopped job: its policy, all copies that exist, the evidence, copies out of reach, and where it had resumed.
+    """Draw a stopped job: its policy, all copies that exist, the evidence, copies out of reach, and its resume step.
 
-    There is at least one step of which every rank has a copy somewhere, often the newest possible step.
+    For at least one step, every rank has a copy somewhere; often it is the newest possible step.
     """
     resume, policy = draw(RESUMES), draw(POLICIES)
     done = {rank: max(resume, 0) + draw(COMPLETED) for rank in RANKS}
@@ -292,7 +292,7 @@ def test_no_newer_step_exists_than_a_certain_step(
         return
     verdict = decide(doubting(found, asked=99, restore_step=step), RecoveryPolicy())
     assert verdict.action in {Action.SEARCH, Action.PARK}
-    assert not found.to_ask or not evidence.searched, "every location was asked before"
+    assert not found.to_ask or not evidence.searched, "after a search no location is left to ask"
 
 
 @given(worlds())

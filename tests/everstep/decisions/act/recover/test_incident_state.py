@@ -1,4 +1,4 @@
-"""The state of an incident is the same in the next run of its workflow, and its lists are bounded."""
+"""The state of an incident is the same in the next run of its workflow, and its lists have limits."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def opened(**fields: Any) -> IncidentState:
 
 
 def next_run(state: IncidentState) -> IncidentState:
-    """The state in the next run of the workflow."""
+    """Return the state as the next run of the workflow gets it."""
     state.shorten()
     return IncidentState.model_validate_json(state.model_dump_json())
 
 
-# There is one strategy for each type of field. A field of a new type fails here until it has one.
+# One strategy for each type of field. A field of a new type fails the test until its strategy is added.
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(0, 99),
@@ -89,7 +89,7 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def filled(model: Any) -> st.SearchStrategy[Any]:
-    """Instances of a model, with a value in each field."""
+    """Return a strategy for instances of a model with a value in each field."""
     return st.builds(model, **{name: _of(field.annotation) for name, field in model.model_fields.items()})
 
 
@@ -102,7 +102,7 @@ def _of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def _short(name: str) -> str:
-    """``list[everstep.model.incident.Failure]`` → ``list[Failure]``."""
+    """Return a type's name without modules: ``list[everstep.model.incident.Failure]`` → ``list[Failure]``."""
     return re.sub(r"[\w.]+\.(\w+)", r"\1", name)
 
 

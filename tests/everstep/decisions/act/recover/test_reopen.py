@@ -1,4 +1,4 @@
-"""The next incident of a job whose incident was closed from outside."""
+"""The next incident of a job after an incident was closed from outside, for example terminated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version that was rolled back is cleared if the job then fails in the same way."""
+"""A version that was rolled back is no longer suspect if the job then fails in the same way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rollbacks: which version is rolled back, for which failures, and to which version."""
+"""Rollbacks: for which failures a version is rolled back, and to which version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = RecoveryPolicy(rollback={"steps": 20, "within_s": 300})
 
 
 def version(number: int, *, begin: int = 0, end: int = -1, **fields: object) -> JobVersion:
-    """A version that began at a step, with the generation of its number."""
+    """Return a version that began at a step, in the generation that has the version's number."""
     defaults: dict[str, object] = {
         "runs": CodeVersion(code=f"{number:064d}", script="train.py", origin=Origin(commit="1f3870be", author="Ada")),
         "status": VersionStatus.RUNNING if end < 0 else VersionStatus.REPLACED,
@@ -135,7 +135,9 @@ def test_the_target_is_the_last_steady_version_and_never_a_suspect() -> None:
     ]
     none_steady = [version.model_copy(update={"steady": False}) for version in versions]
     assert target_of(versions, 5) is versions[1]
-    assert target_of(none_steady, 5) is none_steady[2], "without a steady version, the version that ran before"
+    assert target_of(none_steady, 5) is none_steady[2], (
+        "without a steady version, the target is the version that ran before"
+    )
 
 
 def test_a_state_that_only_a_suspect_version_can_read_is_not_used() -> None:
@@ -146,7 +148,7 @@ def test_a_state_that_only_a_suspect_version_can_read_is_not_used() -> None:
 
 
 def test_a_state_that_was_saved_after_a_rollback_is_used() -> None:
-    """The restore of an update fails, long after another update was rolled back: version 1 saved the state."""
+    """A restore fails after an update. Version 1 saved that state, after the rollback of an earlier update."""
     old = version(1, ranges=[(1, 0, 25), (3, 75, 280)])
     suspect = version(2, begin=25, end=75, status=VersionStatus.SUSPECT)
     assert older_state([old, suspect, version(3, ranges=[(4, 280, -1)])], 3, 280) is None

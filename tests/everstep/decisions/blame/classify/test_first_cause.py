@@ -1,4 +1,4 @@
-"""The first cause among many logs; it is unknown if they do not show it."""
+"""The first cause of a failure, from many logs; it is unknown if the logs do not show it."""
 
 from __future__ import annotations
 

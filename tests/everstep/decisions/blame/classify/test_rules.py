@@ -1,4 +1,4 @@
-"""Each rule is the first that matches its examples, and does not match lines that look similar."""
+"""Each rule is the first rule that matches its examples, and it does not match similar lines."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_other_bits_name_a_machine_of_three_but_not_of_two() -> None:
 
 
 def broken(*how: str, kind: str = "8 x cpu", test: str = "all-to-all") -> dict[str, list[DiagnosticResult]]:
-    """The result of each machine, with this reason; empty: the machine passes."""
+    """Return a result for each machine, with these reasons; an empty reason: the machine passes."""
     return {
         f"m{number}": [
             DiagnosticResult(

@@ -1,4 +1,4 @@
-"""Stacks, flight records and samples for tests."""
+"""Makes stacks, flight records and samples for tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FIGURE_7 = "16,2,dp=4,pp=4,tp=2"
 
 
 def stack(*functions: str, role: ProcessRole | None = None) -> Signature:
-    """The activity of a rank: functions of ``train.py``, outermost first, or of another file:
-    ``all_reduce@torch/…``."""
+    """Return the activity of a rank in these functions, the outermost first: ``name`` is in ``train.py``, ``name@file``
+    in another file."""
     frames = [
         StackFrame(name, file or "train.py", 1) for name, _, file in (function.partition("@") for function in functions)
     ]
@@ -27,12 +27,12 @@ STUCK = stack("train", "forward", "load")
 
 
 def of_stacks(stacks: Mapping[int, Signature]) -> JobSamples:
-    """The samples of a job that is known to hang, with a stack of each rank."""
+    """Return the samples of a job that is known to hang, with a stack of each rank."""
     return JobSamples({rank: RankSample(one) for rank, one in stacks.items()}, is_hung=True)
 
 
 def figure_7() -> dict[int, Signature]:
-    """The stacks of all ranks in figure 7: a hang in the backward pass."""
+    """Return the stacks of all ranks in figure 7, a hang in the backward pass."""
     backward = ("train", "forward_backward")
     found = dict.fromkeys(range(24), stack("train", "optimizer_step", f"reduce_scatter_tensor@{TORCH}"))
     for machine, leaf in {
@@ -46,7 +46,13 @@ def figure_7() -> dict[int, Signature]:
 
 
 def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[str] = ()) -> CommunicationRecord:
-    """The record of a rank: its newest collectives, pending ones, and the groups in which it entered the last ones."""
+    """Return the record of a rank.
+
+    Args:
+        last: Group → the number of the rank's newest collective.
+        pending: Group and number of each collective that the rank has not completed.
+        order: The groups of the newest collectives, in the order in which the rank entered these.
+    """
     counts: dict[str, int] = {}
     newest = []
     for group in reversed(order):
@@ -57,5 +63,5 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
 
 
 def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> JobSamples:
-    """The samples of a job with a record of each rank."""
+    """Return the samples of a job with a record of each rank."""
     return JobSamples({rank: RankSample(record=one) for rank, one in records.items()}, groups)

@@ -1,6 +1,6 @@
-"""The job that ``record_stacks.py`` records: it has tensor, pipeline and data parallelism on gloo, and a chosen hang.
+"""The job that ``record_stacks.py`` records: with tensor, pipeline and data parallelism on gloo, and a chosen hang.
 
-Its functions have the names of those in large trainers, so that its stacks look like theirs.
+Its functions have names from large training frameworks, so that its stacks look like real ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEALTHY = Fault()
 
 
 class Tokens(Dataset[Tensor]):
-    """The data of a rank; with the fault ``loader``, reading blocks at the row ``ends_at``."""
+    """The data of a rank. With the fault ``loader``, the read of row ``ends_at`` never returns."""
 
     def __init__(self, ends_at: int) -> None:
         self.ends_at = ends_at
@@ -58,7 +58,7 @@ def read_remote_shard() -> None:
 
 
 class SumOverGroup(torch.autograd.Function):
-    """The sum over a tensor parallel group, in forward and backward."""
+    """The sum over a tensor parallel group, in the forward and the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -87,7 +87,7 @@ class Layer(nn.Module):
 
 
 class Worker:
-    """One rank."""
+    """One rank of the job."""
 
     def __init__(self, rank: int, topology: Topology, fault: Fault, evaluate_every: int) -> None:
         self.rank, self.topology, self.evaluate_every = rank, topology, evaluate_every
@@ -180,7 +180,7 @@ class Worker:
         dist.all_reduce(torch.ones(2))
 
     def two_sums(self) -> None:
-        """Call two collectives, in an order that differs between even and odd ranks: a fault of the script."""
+        """Call two collectives in different orders on even and odd ranks, which is a fault of the script."""
         groups: list[Any] = [None, self.second_world]
         for group in groups if self.rank % 2 else reversed(groups):
             dist.all_reduce(torch.ones(3), group=group)
@@ -194,7 +194,7 @@ class Worker:
 
 
 ALL = -2
-"""The value of ``Fault.rank`` for a fault of all ranks."""
+"""The value of ``Fault.rank`` if all ranks have the fault."""
 
 
 def deadlock() -> None:
@@ -209,7 +209,7 @@ def flush_metrics(lock: threading.Lock) -> None:
 
 
 def match_for_ever() -> None:
-    """Run for ever in C, with the GIL held."""
+    """Run for ever in C code that holds the GIL."""
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 

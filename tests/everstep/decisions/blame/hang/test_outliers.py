@@ -29,7 +29,7 @@ def test_stages_may_differ() -> None:
 def test_a_stage_without_a_majority_is_undecided() -> None:
     topology = Topology.of(4, 1)
     found = find_outliers({0: (COMPUTES,), 1: (COMPUTES,), 2: (STUCK,), 3: (SYNC,)}, topology)
-    assert (found.ranks, found.undecided) == ((2, 3), ())  # half of the job is enough
+    assert (found.ranks, found.undecided) == ((2, 3), ())  # half of the job decides
 
     found = find_outliers({0: (COMPUTES,), 2: (STUCK,), 3: (SYNC,)}, topology)
     assert (found.ranks, found.undecided) == ((), (0, 2, 3))

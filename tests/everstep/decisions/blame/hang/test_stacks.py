@@ -1,4 +1,4 @@
-"""The normal form of stacks: which stacks are equal, and the activity of their innermost frames."""
+"""The normal form of stacks: which stacks count as equal, and what their innermost frames do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.everstep.decisions.blame.hang.made import TORCH, stack
 
 
 def frames(*lines: str) -> list[StackFrame]:
-    """Frames from texts ``function file line``, the innermost first."""
+    """Return frames from lines ``function file line``, the innermost first."""
     return [StackFrame(name, file, int(line)) for name, file, line in (one.split() for one in lines)]
 
 

@@ -1,4 +1,4 @@
-"""Whether a job can be replayed, and the job that each group runs."""
+"""The jobs that can be replayed, and the job that each group of machines runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vote in a running job: which machine is named, and why."""
+"""The vote in a running job: which machine it names, and why."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from everstep.model.slow import SlowConclusion, SlowRound
 from everstep.model.topology import Topology
 
 DP = Topology.of(4, 2, tp=2)
-"""Four machines of two ranks, data parallel."""
+"""Four machines with two ranks each, which are a tensor-parallel group; the machines are data parallel."""
 PIPELINE = Topology.of(8, 1, pp=2)
 NAMES = [f"m{number}" for number in range(8)]
 USUAL = RankTimes(0.4, 0.2, CpuPerStep(0.05, 0.01), CpuPerStep(0.05, 0.01))
-"""A step takes twice as long as before, and this rank computes as long as before."""
+"""A rank that computes as long as before, although a step takes twice as long as before."""
 STARVED = replace(USUAL, cpu=CpuPerStep(0.05, 0.21))
 BUSY = replace(USUAL, cpu=CpuPerStep(0.25, 0.01))
 
@@ -41,7 +41,7 @@ def times(topology: Topology, other: Mapping[int, RankTimes]) -> dict[int, RankT
 def seen(
     topology: Topology, computes: Mapping[int, float], *, looks: int = 10, usual: float = 0.5
 ) -> dict[int, SampleCounts]:
-    """Samples in which each rank computes in the given share of them."""
+    """Return the counts of ``looks`` samples, in which each rank computes in the given share."""
     return {rank: SampleCounts(looks, round(looks * computes.get(rank, usual))) for rank in range(topology.world_size)}
 
 
@@ -121,7 +121,7 @@ def test_if_no_machine_is_slow_the_times_of_all_ranks_decide(
 
 
 def test_a_heavy_stage_is_compared_with_itself() -> None:
-    """Its ranks wait less than those of the other stage, all alike."""
+    """All ranks of the heavy stage wait equally, and less than the ranks of the other stage."""
     first = dict.fromkeys(PIPELINE.group(0, "dp"), 1.0)
     assert round_of(seen(PIPELINE, first), PIPELINE).outliers == ()
     slow = PIPELINE.group(0, "dp")[1]
@@ -132,14 +132,14 @@ def test_a_heavy_stage_is_compared_with_itself() -> None:
 def test_rounds_without_a_result_are_votes_for_no_machine() -> None:
     named = vote(ON_M2, {4: STARVED, 5: STARVED})
     blind = [SlowRound(number=number, problem="it failed") for number in (1, 2, 3)]
-    assert judge_rounds([*blind[:2], *named[2:]], 1).machines == ["m2"], "three of five"
+    assert judge_rounds([*blind[:2], *named[2:]], 1).machines == ["m2"], "three of five rounds name m2"
     found = judge_rounds([*blind, *named[3:]], 1)
     assert (found.conclusion, found.machines) == (SlowConclusion.UNKNOWN, [])
     assert slow_round({}, {}, DP, names=NAMES, number=1, looks=3).problem
 
 
 def test_flags_of_several_machines_name_none() -> None:
-    """In each round another rank has more work."""
+    """In each round another machine's ranks have more work."""
     rounds = [vote({2 * number: 1.0, 2 * number + 1: 1.0}, {}, rounds=1)[0] for number in (0, 1, 2, 3, 0)]
     assert judge_rounds(rounds, 1).suspects == []
 
