@@ -49,7 +49,7 @@ def evict(
     return ReplaceRequest(
         id=id,
         job=job,
-        run="1",
+        run=run,
         evict=[Eviction(machine=name, rule="sure-machine", reason="xid-79", why="GPU 3 fell off the bus")],
         keep=[machine(number) for number in keep],
     )
