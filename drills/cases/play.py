@@ -189,7 +189,7 @@ class _Played:
         state = self.job.state
         if state.status == "parked":
             since_ns = self.incident(state.incident_count).timeline.since_ns
-            return self.temporal.now_ns - since_ns > PARKED_S * S
+            return self.temporal.now_ns - max(since_ns, self.world.last_ns) > PARKED_S * S
         return self._trains
 
     def _answer(self, command: str) -> None:

@@ -111,6 +111,8 @@ class World:
         """What inspections report now."""
         self.observers: list[Callable[[], None]] = []
         """Called whenever something may have changed."""
+        self.last_ns = 0
+        """When something happened to the machines last, nanoseconds."""
         self._coming: list[int] = []
         """When something will happen to the machines, nanoseconds, in order."""
 
@@ -129,6 +131,7 @@ class World:
 
         def happen() -> None:
             self._coming.pop(0)
+            self.last_ns = self.temporal.now_ns
             what()
 
         self.temporal.at(after_s, happen, fixed=True)

@@ -106,7 +106,13 @@ def _new_code(facts: LadderFacts) -> bool:
     return not _not_finite(facts) and (facts.blamed or (_user_error(facts) and facts.recent))
 
 
+NAN_OF_ONE_RANK = "nan-before-communication"
+"""The reason code of a rank whose own gradients were not finite before the ranks exchanged theirs."""
+
+
 def _user_error(facts: LadderFacts) -> bool:
+    if _not_finite(facts):
+        return False
     by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
     # GPUs and the network report their faults as exceptions, too.
     by_exit = by_exit and facts.owner not in OF_HARDWARE and facts.fault not in MAYBE_HARDWARE
@@ -126,7 +132,8 @@ def _communication(facts: LadderFacts) -> bool:
 
 
 def _not_finite(facts: LadderFacts) -> bool:
-    return facts.failure.symptom is Symptom.NOT_FINITE
+    fault = facts.failure.classification
+    return facts.failure.symptom is Symptom.NOT_FINITE or (fault is not None and fault.reason == NAN_OF_ONE_RANK)
 
 
 def _not_finite_in_new_code(facts: LadderFacts) -> bool:

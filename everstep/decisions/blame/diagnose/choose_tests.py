@@ -45,16 +45,15 @@ class ChoiceRow:
 NETWORK = (Diagnostic.ALL_TO_ALL, Diagnostic.LOOPBACK, Diagnostic.ALL_GATHER, Diagnostic.NIC)
 GPUS = (Diagnostic.DCGM, Diagnostic.EUD, Diagnostic.GPU_COPY)
 PAPER = "ByteRobust, section 4.2"
+NAN = Choice(
+    (Diagnostic.EUD, Diagnostic.DCGM, Diagnostic.ALL_TO_ALL, Diagnostic.BITWISE, Diagnostic.ALL_GATHER),
+    "a loss that is not finite",
+    PAPER,
+)
 ROWS = (
     ChoiceRow(Choice((), "nothing failed: the code of the job is updated"), symptoms=frozenset({Symptom.UPDATE})),
-    ChoiceRow(
-        Choice(
-            (Diagnostic.EUD, Diagnostic.DCGM, Diagnostic.ALL_TO_ALL, Diagnostic.BITWISE, Diagnostic.ALL_GATHER),
-            "a loss that is not finite",
-            PAPER,
-        ),
-        symptoms=frozenset({Symptom.NOT_FINITE}),
-    ),
+    ChoiceRow(NAN, symptoms=frozenset({Symptom.NOT_FINITE})),
+    ChoiceRow(NAN, faults=frozenset({FaultClass.NAN})),
     ChoiceRow(
         Choice(
             (Diagnostic.EUD, Diagnostic.DCGM, *NETWORK),
