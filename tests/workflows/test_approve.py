@@ -132,8 +132,9 @@ async def test_an_approval_is_for_the_machines_that_were_shown(jobs: Any) -> Non
     incident = await parked(jobs, handle)
 
     def both(given: StopRanks) -> Evidence:
-        found = faulty("m0")(given).findings + faulty("m1")(given).findings
-        return faulty("m1")(given).model_copy(update={"findings": found})
+        [one] = faulty("m0")(given).findings  # another fault than that of m1: the same one would be shared
+        other = one.model_copy(update={"finding": one.finding.model_copy(update={"reason": "gpu-count"})})
+        return faulty("m1")(given).model_copy(update={"findings": [other, *faulty("m1")(given).findings]})
 
     jobs.cluster.evidence = both
     await incident.signal(IncidentWorkflow.approve, WHO)
