@@ -27,7 +27,7 @@ async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results as ``asyncio.gather`` does, but start the work in parts. A cancellation cancels all the work."""
+    """Return the results as ``asyncio.gather`` does, but start the work in parts; a cancellation cancels all work."""
     tasks: list[asyncio.Task[T]] = []
     try:
         async for coroutine in in_turns(work):

@@ -128,7 +128,7 @@ class GitFolder:
         return blobs
 
     def between(self, before: str, after: str) -> str:
-        """Return the commits from one commit to another, as text; empty: there are none, or one of both is unknown here.
+        """Return the commits from one commit to another, as text; empty: there are none, or a commit is unknown here.
 
         Raises:
             ConfigError: git failed.
