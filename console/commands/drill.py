@@ -159,7 +159,7 @@ def command_of(name: str, arguments: list[str]) -> Any:
 
 
 def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
-    """Pairs of a field's name and its option. An option that is not given is None, because the model has the default."""
+    """Pairs of a field's name and its option. An option that is left out is None, since the model has the default."""
     from drills.faults.all import choices_of, option_of, shown_options
 
     for name, field in shown_options(model):
