@@ -39,7 +39,7 @@ def syntax_problem(script: Path) -> str | None:
 
 @lru_cache(maxsize=8)
 def _syntax_problem(script: Path, source: bytes) -> str | None:
-    """The result of :func:`syntax_problem`, kept for each content, since a soak has hundreds of jobs with one script."""
+    """The result of :func:`syntax_problem`, kept for each content: a soak has hundreds of jobs with one script."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
