@@ -118,8 +118,8 @@ def hang(  # noqa: PLR0917 - options of a command
     The folder has dumps of py-spy (text, or --json), flight records of torch (JSON; pickles with --pickles), and
     reports of NCCL's RAS. Files may be compressed by gzip. The rank of a file is in its name or in the name of its
     folder, as in rank-5.json or nccl_trace_rank_5, or in processes.json. Several samples of a job lie in folders
-    snapshot-1, snapshot-2 …: docs/concepts/hangs.md. By a single sample of stacks, a machine is only named if --hung is
-    given.
+    snapshot-1, snapshot-2 …: docs/concepts/hangs.md. A single sample of stacks is enough to evict a machine only with
+    --hung.
 
     Examples:
 

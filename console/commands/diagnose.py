@@ -53,7 +53,7 @@ def diagnose(  # noqa: PLR0917
 
     Each machine is first tested alone, all machines at the same time: DCGM and EUD if they are installed, memory, disk,
     copies to GPUs, loopback, all-to-all, and bitwise alignment, which is a small model whose bits must be equal on all
-    machines of a kind. Then neighbours are tested in pairs. A machine that fails with two other machines is at fault.
+    machines of a kind. After that, neighbours are tested in pairs. A machine that fails with two others is at fault.
     If two machines fail only with each other, their link is at fault.
 
     The result of a test that cannot be run is unknown, and not a fault. Machines that a job has are not tested; naming

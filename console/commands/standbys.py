@@ -62,7 +62,7 @@ def standbys(  # noqa: PLR0917 - options of a command
     have used. It includes failures in bursts, failures during the repair of other machines, and failures of repaired
     machines. docs/guides/standbys.md explains both rules, and the file of failures.
 
-    The failures are the evictions in the ledger. If none are recorded, the paper's rate is used: 0.0012 failures of a
+    The failures are the evictions in the ledger. Without any record, the paper's rate is used: 0.0012 failures of a
     machine in a day.
 
     Examples:

@@ -1,4 +1,4 @@
-"""``everstep trace`` and ``everstep stacks``: show the present stacks of ranks, or those that an incident recorded."""
+"""``everstep trace`` and ``everstep stacks``: show the present stacks of ranks, or the stacks kept with an incident."""
 
 from __future__ import annotations
 
