@@ -1,9 +1,10 @@
 """The base of all activities: an activity is an effect on the outside world that a workflow asks for.
 
 Each activity is a class derived from :class:`Activity`: its fields are the input, and the class has the name, the
-bounds, the line for people and the code. ``activities/registry.py`` lists all of them, and workflows start them by
-``workflows.start_activity`` (ADR 0049). Workflows load these files, so the code imports what is heavy (agents, the
-ledger, stores) where it runs. Inputs are stored in histories: fields are only added, with defaults.
+time limits, the line for people and the code. ``activities/registry.py`` lists all activities, and workflows start
+them by ``workflows.start_activity`` (ADR 0049). Workflows load these files, so heavy modules (agents, the ledger,
+stores) are imported inside the methods that use them. Inputs are stored in histories, so fields may only be added, and
+with defaults.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=2)
-"""The server retries the activity of a dead worker after this time."""
+"""The server retries an activity when its worker has sent no heartbeat for this time."""
 FAST_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=5)
 )
 FEW_TRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3)
-"""For activities that the pool repeats anyway at a later poll."""
+"""The retry policy of activities that the machine pool repeats anyway at a later poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class Bounds:
 
 
 def twice(limit: timedelta) -> Bounds:
-    """Return bounds for an activity on machines: each attempt has the limit, all attempts together have twice the
-    limit."""
+    """Return the bounds of an activity on machines: the limit for each attempt, and twice the limit for all attempts
+    together."""
     return Bounds(limit, 2 * limit)
 
 
 def within(limit: timedelta, retry: RetryPolicy = FAST_RETRY) -> Bounds:
-    """Return bounds for an activity whose attempts have the limit together."""
+    """Return the bounds of an activity whose attempts must end within the limit, all together."""
     return Bounds(limit, limit, retry)
 
 
@@ -72,7 +73,7 @@ class Activity(Model, Generic[Result]):
 
     @abstractmethod
     def line(self) -> str:
-        """Return a line for Temporal's timeline: the object of the activity, e.g. its machines."""
+        """Return a line for Temporal's timeline: what the activity works on, e.g. its machines."""
 
     @abstractmethod
     def bounds(self) -> Bounds:

@@ -42,7 +42,8 @@ async def heartbeating() -> AsyncIterator[Say]:
 
 
 def request_id() -> str:
-    """Return the idempotency key of this activity's effects: equal for all attempts, and new for every run."""
+    """Return the idempotency key of this activity's effects. All attempts have the same key, and each run of the
+    workflow has a new key."""
     info = activity.info()
     return f"{info.workflow_id}/{info.workflow_run_id}/{info.activity_id}"
 
@@ -56,5 +57,5 @@ _BEGAN_NS = time.time_ns() - time.monotonic_ns()
 
 
 def steady_ns() -> int:
-    """Return the time, nanoseconds, on a clock that starts as the wall clock and is never adjusted."""
+    """Return the time on a clock that starts with the wall clock's time and is never adjusted, nanoseconds."""
     return _BEGAN_NS + time.monotonic_ns()

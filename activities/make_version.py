@@ -24,7 +24,7 @@ LIMIT = timedelta(minutes=10)
 
 
 class VersionMade(Model):
-    """The result: the version is in the store."""
+    """The result: the version that was made and put into the store."""
 
     runs: CodeVersion
     """The version, without its packages, which only the store has."""

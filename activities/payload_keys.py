@@ -22,7 +22,7 @@ ENCODING = b"binary/encrypted"
 KEY_ID = "encryption-key-id"
 KEY_BYTES, NONCE_BYTES = 32, 12
 IN_THREAD_FROM = 64 * 1024
-"""The size from which a thread encrypts and decrypts a payload, bytes; so the event loop is not blocked."""
+"""Payloads of at least this size are encrypted and decrypted in a thread, so the event loop is not blocked; bytes."""
 
 
 class Keys:
@@ -32,7 +32,7 @@ class Keys:
         keys: The keys by id, 32 bytes each; the first key encrypts.
 
     Raises:
-        ConfigError: there is no key, a key has a wrong length, or the library for it is not installed.
+        ConfigError: there is no key, a key has a wrong length, or the library for encryption is not installed.
     """
 
     def __init__(self, keys: dict[str, bytes]) -> None:
@@ -53,7 +53,7 @@ class Keys:
         """Read a key file.
 
         Raises:
-            ConfigError: the file cannot be read, or a line is not ``ID HEX``; the message shows no line.
+            ConfigError: the file cannot be read, or a line is not ``ID HEX``; the message does not show the line.
         """
         try:
             lines = path.read_text(encoding="ascii").splitlines()
@@ -123,7 +123,7 @@ async def encrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payl
 
 
 async def decrypted(keys: Keys | None, payloads: Sequence[Payload]) -> list[Payload]:
-    """Return the original payloads; payloads without encryption, from before there were keys, are unchanged.
+    """Return the original payloads. Payloads from before there were keys are not encrypted, and returned unchanged.
 
     Raises:
         ConfigError: a payload is encrypted, and its key is missing.

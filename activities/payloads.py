@@ -1,9 +1,9 @@
 """The payload format in Temporal: JSON, compressed if it is large, and encrypted if there is a key.
 
-A payload of Temporal may have 2 MB. The answers of the machines of 10,240 ranks to a stop are 9 MB of JSON with many
-repeated words, and 1 MB after zlib. All clients and workers of a namespace need this converter. Small payloads stay
-readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys: then all payloads are encrypted, errors too
-(:mod:`activities.payload_keys`).
+A payload of Temporal may have 2 MB. When 10,240 ranks are stopped, their machines answer with 9 MB of JSON, which has
+many repeated words; zlib compresses it to 1 MB. All clients and workers of a namespace need this converter. Small
+payloads stay readable in the Web UI, unless ``EVERSTEP_PAYLOAD_KEY_FILE`` names keys: in that case all payloads are
+encrypted, including errors (:mod:`activities.payload_keys`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from activities.payload_keys import Keys, decrypted, encrypted
 from everstep.rank.environment import PAYLOAD_KEY_FILE
 
 COMPRESSED_FROM = 512 * 1024
-"""Payloads of at least this size are compressed, bytes: evidence of several hundred ranks."""
+"""Payloads of at least this size are compressed, bytes. The evidence of several hundred ranks is that large."""
 LEVEL = 1
-"""The zlib level: 9 MB take a tenth of a second."""
+"""The zlib level; at this level, 9 MB are compressed in a tenth of a second."""
 ENCODING = b"binary/zlib"
 
 
 class Codec(PayloadCodec):
-    """Compresses large payloads, in a thread, so that the event loop is not blocked, then encrypts; decodes all kinds.
+    """Compresses large payloads, then encrypts all payloads; decodes every kind of payload.
+
+    Payloads are compressed in a thread, so that the event loop is not blocked.
 
     Args:
         keys: The keys; None: nothing is encrypted, and encrypted payloads cannot be read.

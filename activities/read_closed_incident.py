@@ -1,8 +1,8 @@
 """Read closed incident: read from the history what an incident did before it was closed from outside.
 
-The job must know the generations that the incident launched. An agent does not start a fenced generation, so no number
-may be used twice; and the copies of a generation count only if the job knows at which step the generation began. A
-closed workflow cannot be queried, but Temporal keeps its history.
+The job must know the generations that the incident launched, for two reasons. An agent does not start a fenced
+generation, so no number may be used twice. And the copies of a generation count only if the job knows at which step the
+generation began. A closed workflow cannot be queried, but Temporal keeps its history.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LaunchBegun(Model):
 
 
 class ReadClosedIncident(Activity[Left]):
-    """Read what an incident had done when it was closed; retried until Temporal answers."""
+    """Read what an incident had done when it was closed; the activity is retried until Temporal answers."""
 
     name = "Read closed incident"
 
@@ -71,7 +71,8 @@ class ReadClosedIncident(Activity[Left]):
 
 
 async def read_closed(client: Client, incident: str) -> Left:
-    """Return what an incident had done when it was closed, from the histories of all its runs."""
+    """Return what an incident had done when it was closed, from the history of its newest run. The input of this run
+    has the launches of earlier runs."""
     reader = Reader(client)
     try:
         async for event in client.get_workflow_handle(incident).fetch_history_events():
@@ -89,7 +90,7 @@ class Reader:
     def __init__(self, client: Client) -> None:
         self._converter = client.data_converter
         self._launch = 0
-        """The event that scheduled the newest launch."""
+        """The id of the event that scheduled the newest launch; 0: there was none."""
         self._stops: set[int] = set()
         self._cancelled_by = ""
         self.left = Left(how="closed from outside")

@@ -1,4 +1,4 @@
-"""All activities, as a worker registers them. A new activity is a class and a line here."""
+"""All activities, as a worker registers them. A new activity needs a class, and a line here."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 AT_ONCE = 32
-"""The number of items between two pauses. To start a call for one item takes a tenth of a millisecond or more."""
+"""The number of items between two pauses. Starting a call for one item takes a tenth of a millisecond or more."""
 SHARE = 0.2
 """The largest share of the loop's time for work that is repeated at every change."""
 
@@ -27,7 +27,7 @@ async def in_turns(items: Iterable[S], at_once: int = AT_ONCE) -> AsyncIterator[
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do the same as ``asyncio.gather``, but start the work in parts; a cancellation cancels all of it."""
+    """Return the results as ``asyncio.gather`` does, but start the work in parts; a cancellation cancels all work."""
     tasks: list[asyncio.Task[T]] = []
     try:
         async for coroutine in in_turns(work):

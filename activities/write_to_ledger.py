@@ -1,7 +1,7 @@
 """Record job, and write conclusion: write the state of a job, or an entry of an incident, into the ledger.
 
-Both may run twice: the ledger's rows have natural keys and keep their first values. A ledger that is away delays only
-its own rows.
+Both activities may run twice: the ledger's rows have natural keys and keep their first values. An unreachable ledger
+delays nothing but these rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ON_LEDGER_WHEN_BACK = Bounds(
     timedelta(hours=1),
     RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 )
-"""The write is retried for an hour, because no recovery waits for it and the ledger may be away."""
+"""The write is retried for an hour, because no recovery waits for it and the ledger may be unreachable for long."""
 
 
 class RecordJob(Activity[NumbersUsed]):
@@ -143,7 +143,7 @@ def _write_conclusion(ledger: Ledger, conclusion: WriteConclusion) -> None:
 
 
 def _write_lost_steps(ledger: Ledger, job: str, incident: str, report: IncidentReport) -> None:
-    """Write the interval in which lost steps were repeated, at most their number times the time of one step."""
+    """Write the interval in which lost steps were repeated: their number times the duration of one step."""
     confirmation = report.confirmation
     if confirmation is None or not report.lost_steps:
         return

@@ -1,4 +1,4 @@
-"""The demonstration: a training job runs without a fault, then with one rank killed, and both are compared."""
+"""The demonstration: a training job runs without a fault, then with one rank killed, and both runs are compared."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class DemoInterrupted(Exception):  # control flow, not an error
 
 
 class DemoCluster(DrillCluster):
-    """The cluster of the demonstration: always a new one, with its own name in the user's everstep home."""
+    """The cluster of the demonstration: always a new cluster, with its own name in the user's everstep home."""
 
     def place(self) -> tuple[Path, str]:
-        """The cluster's everstep home and name; its old folder is removed."""
+        """Remove the cluster of an earlier demonstration; returns the everstep home and the name of the new cluster."""
         if local.down(NAME, progress=self.say, purge=True):
             self.say("took down the cluster of an earlier demonstration, which was still up")
         return everstep_home().resolve(), NAME
@@ -80,7 +80,7 @@ class Narrator:
 
 
 class DemoDisplay:
-    """The display of the followed job, without the lines at its end."""
+    """The display of the followed job, without the lines that it prints when the job ends."""
 
     def __init__(self, inner: Display) -> None:
         self.tick = inner.tick

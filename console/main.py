@@ -79,7 +79,7 @@ class LazyGroup(TyperGroup):
         return [name for name, (module, _, _) in COMMANDS.items() if importlib.util.find_spec(_path(module))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The placeholder of one command, or None."""
+        """The placeholder of one command; None: there is no such command."""
         if cmd_name not in self.list_commands(ctx):
             return None
         _, panel, line = COMMANDS[cmd_name]
@@ -91,7 +91,7 @@ def _path(module: str) -> str:
 
 
 def load(name: str) -> Any:
-    """Import one command: the function of its name in its module, or the module's typer app."""
+    """Import one command and return it: the function with its name in its module, or else the module's typer app."""
     module = importlib.import_module(_path(COMMANDS[name][0]))
     member = getattr(module, name, None)
     if callable(member) and not isinstance(member, typer.Typer):
@@ -159,7 +159,7 @@ def main(commands: typer.Typer | None = None) -> None:
     code = run(commands=commands)
     sys.stdout.flush()
     sys.stderr.flush()
-    # After Temporal's client was used, a plain exit crashes about half the time: its threads outlive Python.
+    # After Temporal's client was used, a plain exit crashes about half the time: the client's threads outlive Python.
     os._exit(code)
 
 

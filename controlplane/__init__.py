@@ -1,1 +1,1 @@
-"""The control plane put together: the worker, the client that commands use, and the local cluster."""
+"""The parts of the control plane: the worker, the client that commands use, and the local cluster."""

@@ -45,7 +45,7 @@ from workflows.messages import JobResult
 from workflows.start_activity import TASK_TIMEOUT
 from workflows.web_ui import job_title
 
-if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
+if TYPE_CHECKING:  # The ledger imports SQLAlchemy, which is slow, so only commands that read the ledger import it.
     from activities.ledger.ledger import Ledger
 
 ANSWER_LIMIT = timedelta(seconds=5)
@@ -76,8 +76,8 @@ class Control:
     ) -> Control:
         """Connect to a local cluster, or else to the server that the user configured for Temporal's tools.
 
-        If there is an inventory, from the argument or from ``EVERSTEP_INVENTORY``, this connects to the deployed
-        cluster that it describes, even if a local cluster runs on this computer.
+        If there is an inventory, from the argument or from ``EVERSTEP_INVENTORY``, the connection is to the deployed
+        cluster that the inventory describes, even if a local cluster runs on this computer.
 
         Args:
             cluster_name: Name of the local cluster.
@@ -185,7 +185,7 @@ class Control:
             resume_from: Completed steps of a checkpoint of the last run with this name; None: start from step 0.
             resume_path: Folder of a disk checkpoint; it may be of any job, with any parallel sizes.
             last_run: The last run with this name, for ``resume_from``; None: not known.
-            versions: The first version of its code; empty: the folder in the spec.
+            versions: The first version of the job's code; empty: the job runs the code that the spec names.
 
         Raises:
             ConfigError: a job of this name is running, or the name is that of a replay.
@@ -236,7 +236,7 @@ class Control:
         """Wait for a job's end, also through outages of Temporal.
 
         Raises:
-            temporalio.client.WorkflowFailureError: it was terminated, or its workflow failed.
+            temporalio.client.WorkflowFailureError: the job's workflow was terminated, or failed.
             temporalio.service.RPCError: Temporal has no such job.
         """
         handle = self.client.get_workflow_handle(job_workflow_id(job), result_type=JobResult)
@@ -319,7 +319,7 @@ class Control:
         return still_open[-1]
 
     async def stage(self, incident_id: str) -> CurrentStage:
-        """The stage of an incident, and why.
+        """The current stage of an incident, and the reason for it.
 
         Raises:
             ClusterError: Temporal does not answer, or no worker does.

@@ -3,8 +3,8 @@
     {"machines": 400, "from": 0, "until": 30151854}
     {"machine": "n000", "failed": 336571, "repaired": 4666058}
 
-Times are seconds of any clock, which is the same in all lines. ``repaired`` is null or missing if the machine is not
-back.
+Times are in seconds. Any clock may be used, but all lines must use the same clock. ``repaired`` is null or missing if
+the machine is not back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_failures(path: Path) -> FailureRecord:
     """Read the record of failures in a file.
 
     Raises:
-        ConfigError: it cannot be read, or a line of it is wrong; the message names the line and the correct form.
+        ConfigError: the file cannot be read, or a line is wrong; the message names the line and the correct form.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

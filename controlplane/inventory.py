@@ -2,14 +2,14 @@
 
     standbys = 1                      # this many machines at the end of the list are kept for replacement
     at_most = 12                      # if there are too few machines, the program in the next line adds more, up to 12
-    provision = ["/opt/site/more-machines"]  # is run with the new number of all machines, e.g. 10; it edits this file
+    provision = ["/opt/site/more-machines"]  # called with the new total number of machines, e.g. 10; edits this file
 
     [[machine]]
     name = "gpu-0417"                 # equals --machine of its agent
     address = "10.0.4.17:7070"        # equals --listen of its agent
     failure_domain = "rack-12"        # machines that fail together; backups are kept in another domain if possible
 
-A local cluster needs no inventory, since its own description has its machines.
+A local cluster needs no inventory, since its machines are in its own description.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def load(path: Path) -> Inventory:
     """Read and check an inventory.
 
     Raises:
-        ConfigError: with one line for each problem.
+        ConfigError: the inventory has problems; the message has one line for each problem.
     """
     fields: dict[str, Any] = read_toml(path, "inventory")
     problems = []

@@ -1,6 +1,6 @@
 """Logging of one process: structlog and the standard library through one handler.
 
-Readable lines on a terminal, one JSON object per line on request::
+The lines are text for people, or on request one JSON object each::
 
     configure("worker")
     log = structlog.get_logger()
@@ -33,13 +33,13 @@ from everstep.errors import ConfigError, EverstepError
 from everstep.rank.environment import LOG_FORMAT
 
 CONTEXT = ("process", "machine", "job", "incident", "correlation")
-"""Names of the bound context, in the order shown."""
+"""Names of the fields that are shown first, in their order."""
 FRAMES = 30
-"""Number of frames for each exception, those nearest to the raise."""
+"""At most this many frames are shown of an exception: those nearest to the raise."""
 CHAINED = 8
-"""Number of exceptions in a chain, the newest."""
+"""At most this many exceptions are shown of a chain: the newest."""
 GROUP = 8
-"""Number of exceptions in a group, and depth of nested groups."""
+"""At most this many exceptions are shown of a group, and at most this many levels of nested groups."""
 HEAD, TAIL = 4_000, 12_000
 """Characters that are kept of a long text, from its beginning and its end."""
 
@@ -54,7 +54,7 @@ def configure(process: str, *, json: bool | None = None, level: str = "INFO", st
         process: Kind of this process, e.g. ``worker``; it is part of every line.
         json: True: one JSON object per line; None: the format in ``EVERSTEP_LOG_FORMAT``, or else readable lines.
         level: The lowest level that is shown: DEBUG, INFO, WARNING, ERROR or CRITICAL.
-        stream: Where lines are written; None: standard error.
+        stream: The stream to which lines are written; None: standard error.
 
     Raises:
         ConfigError: the level or the environment's format does not exist.
@@ -129,7 +129,7 @@ def _rendering(as_json: bool, stream: TextIO) -> list[Processor]:
     if as_json:
         render = structlog.processors.ExceptionRenderer(_render)
         return [render, structlog.processors.JSONRenderer(default=str)]
-    # Read once here, since code in a workflow's sandbox may not read the environment.
+    # The variable is read once, here, since code in a workflow's sandbox may not read the environment.
     colors = stream.isatty() and not os.environ.get("NO_COLOR")
     console = structlog.dev.ConsoleRenderer(colors=colors, sort_keys=False, exception_formatter=_write)
     return [_ordered, console]
@@ -187,12 +187,12 @@ def _quieten_temporal() -> None:
 
     workflow.logger.workflow_info_on_message = False
     activity.logger.activity_info_on_message = False
-    # Workflow code runs in a sandbox that forbids what a handler does: locks, files, the clock.
+    # Workflow code runs in a sandbox that forbids what a handler of logs uses: locks, files, the clock.
     workflow.logger.unsafe_disable_sandbox()
 
 
 def _cut(text: str) -> str:
-    """The text, or its beginning and end with the number of characters left out."""
+    """The text; if it is long, only its beginning and end, with the number of characters that are left out."""
     left_out = len(text) - HEAD - TAIL
     return text if left_out <= 0 else f"{text[:HEAD]}\n[... {left_out} characters are left out ...]\n{text[-TAIL:]}"
 

@@ -43,7 +43,7 @@ def _of_inventory(path: Path) -> Listing:
 
 
 async def _run_program(path: Path, machines: int) -> None:
-    """Run the site's program that adds machines to its inventory."""
+    """Run the site's program that adds machines to the inventory."""
     inventory = await asyncio.to_thread(load, path)
     if machines > inventory.at_most:
         raise ConfigError(f"{machines} machines are more than at_most = {inventory.at_most} in the inventory {path}")

@@ -18,7 +18,7 @@ from everstep.base.text import listed
 from everstep.decisions.keep.drift import UNSAFE_SLOTS
 
 SETTLE_S = 2.0
-"""Shorter failures are not shown, such as a peer that starts later, or a reconnect, seconds."""
+"""Failures that are shorter than this are not shown, e.g. because a peer starts later or reconnects; seconds."""
 NAMED = 4
 """At most this many machines are named; the rest are counted."""
 
@@ -111,13 +111,14 @@ class ProblemTracker:
     _reported: dict[_Key, set[str]] = field(default_factory=dict)
     """The texts of problems that were shown, without numbers."""
     _over: dict[str, list[str]] = field(default_factory=dict)
-    """Kind → machines where copies succeed again, which is not shown yet."""
+    """Kind → machines where copies succeed again, as far as this was not shown yet."""
     _over_since: dict[str, float] = field(default_factory=dict)
 
     def changes(self, seen: Sequence[Copying], now_s: float) -> list[ProblemEvent]:
         """The events since the last call.
 
-        A problem ends when another step is copied. After a restart agents report no problem until a copy fails again.
+        A problem ends only when another step is copied: after a restart, agents report no problem until a copy fails
+        again.
         """
         failing: dict[tuple[str, str], list[Copying]] = defaultdict(list)
         for copying in seen:

@@ -13,7 +13,7 @@ from everstep.decisions.act.evict.simulate import RecordedEvent
 from everstep.errors import ConfigError
 from everstep.system.log_files import STANDARD_INPUT, pieces
 
-if TYPE_CHECKING:  # It imports gRPC's stubs, which is slow: reading a recording does not need them.
+if TYPE_CHECKING:  # This module imports gRPC's stubs, which is slow; reading a recording does not need them.
     from controlplane.queries.machines import MachineReport
 
 BAD_SHOWN = 10
@@ -60,7 +60,7 @@ def read_recording(name: str) -> list[RecordedEvent]:
         name: Name of the file, which may be a gzip file; ``-``: standard input.
 
     Raises:
-        ConfigError: it cannot be read, has no event, or has bad lines; the message names the bad lines.
+        ConfigError: the recording cannot be read, has no event, or has bad lines; the message names the bad lines.
     """
     path = Path(name)
     if name != STANDARD_INPUT and not path.exists():

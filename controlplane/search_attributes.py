@@ -17,7 +17,7 @@ log = structlog.get_logger("worker")
 
 
 async def register(client: Client) -> None:
-    """Add missing attributes. If the server refuses, an error in the log has the command for its operator."""
+    """Add missing attributes. If the server refuses, an error in the log has the command for the server's operator."""
     try:
         listed = await client.operator_service.list_search_attributes(
             ListSearchAttributesRequest(namespace=client.namespace)

@@ -22,7 +22,7 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         kind: Kind of file in messages, e.g. ``"job file"``.
 
     Raises:
-        ConfigError: it is missing, unreadable or not TOML; the message names a remedy.
+        ConfigError: the file is missing, unreadable or not TOML; the message names a remedy.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

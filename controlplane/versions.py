@@ -35,7 +35,7 @@ async def made_here(
     Raises:
         NoSuchJob: there is no such job.
         ConfigError: the version cannot be made.
-        VersionStoreError: the store does not accept it.
+        VersionStoreError: the store does not accept the version.
         ClusterError: the job does not answer.
     """
     if not (request.code or request.git):
@@ -87,7 +87,8 @@ async def follow(control: Control, job: str, number: int, *, urgent: bool) -> As
         control: Connection to the cluster.
         job: Name of the job.
         number: Number of the version.
-        urgent: Whether it is applied now: then follow it until the job has stepped with it, or has rolled it back.
+        urgent: Whether the version is applied now. If so, it is followed until the job has stepped with it, or has
+            rolled it back.
     """
     while True:
         try:

@@ -57,7 +57,7 @@ async def connect(plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
     """Connect to Temporal with the user's configuration: Temporal's environment variables and profile file.
 
     Args:
-        plugins: Plugins of the client; those that are also worker plugins apply to its workers.
+        plugins: Plugins of the client; those that are also worker plugins apply to the client's workers too.
         runtime: Runtime of Temporal's SDK; None: the default runtime, which serves no metrics.
 
     Raises:
@@ -104,7 +104,8 @@ def build(client: Client, tools: Tools, *, task_queue: str, max_cached_workflows
 async def connect_patiently(
     stopped: asyncio.Event, plugins: Sequence[Plugin] = (), runtime: Runtime | None = None
 ) -> Client | None:
-    """Connect, and wait for a server that is not up yet, since workers often start first; None: a stop is requested."""
+    """Connect, and wait for a server that is not up yet, since workers often start first; None: a stop was requested
+    before that."""
     while not stopped.is_set():
         try:
             return await connect(plugins, runtime)
@@ -141,7 +142,7 @@ async def run_worker(
     """
     runtime = None
     if metrics or temporal_metrics:
-        # Imported here and below, since a worker without metrics does not need the library.
+        # These modules are imported here and below, since a worker without metrics does not need their library.
         from agent.exposition import parsed_address
         from controlplane.worker_metrics import temporal_runtime
 

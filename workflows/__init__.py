@@ -1,1 +1,1 @@
-"""Workflows: deterministic and thin. They run the steps in order; ``everstep.decisions`` decides what to do."""
+"""The workflows are deterministic and thin: they run the steps in order; ``everstep.decisions`` decides what to do."""

@@ -1,6 +1,6 @@
 """Search attributes: the Web UI lists and filters workflows by them.
 
-An attribute that is not registered fails a workflow task for ever, and the server terminates a workflow with an
+An attribute that is not registered makes a workflow task fail for ever, and the server terminates a workflow with an
 attribute of more than 2,048 bytes. So every write uses :func:`search_attributes`, which cuts long values.
 """
 

@@ -39,9 +39,12 @@ class Reopening:
         self._closings = closings
 
     async def closed(self, number: int, anomaly: Anomaly, opened_ns: int) -> tuple[Left, IncidentReport] | None:
-        """Return the effects of a closed incident, and a report in its place; None: the job was stopped meanwhile.
+        """Take over the generations that a closed incident launched, and write a report in place of its own report.
 
-        The job takes over the generations that the incident launched. Checkpoints in memory are kept.
+        Checkpoints in memory are kept.
+
+        Returns:
+            The effects of the incident, and the report; None: the job was stopped meanwhile.
         """
         state, incident = self._state, incident_workflow_id(self._state.spec.name, number)
         left = await self._unless_stopped(start_activity(ReadClosedIncident(incident=incident)))
@@ -76,7 +79,7 @@ class Reopening:
         self._state.closed_outside, self._state.hold, self._state.emptied = 0, "", []
 
     async def _unless_stopped(self, started: workflow.ActivityHandle[T]) -> T | None:
-        """Wait for an activity that is retried for ever, until the job is stopped."""
+        """Return the result of an activity that is retried for ever; None: the job was stopped before that."""
         stopped = asyncio.create_task(workflow.wait_condition(lambda: self._next_event() == "stop"))
         await workflow.wait([started, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

@@ -1,4 +1,5 @@
-"""The first launch of a job: checks its room and its checkpoint, then launches it."""
+"""The first launch of a job: checks whether its checkpoints fit, and whether the requested step exists, and then
+launches it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class CannotStart(Exception):
 
 
 class FirstLaunch:
-    """Starts one job. It notes its progress in the job's state, which an incident of the first launch begins with."""
+    """Starts one job. The progress is noted in the job's state, because an incident of the first launch begins with
+    that state."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -45,7 +47,7 @@ class FirstLaunch:
         self._evidence = Evidence(generation=0)
 
     async def check(self) -> None:
-        """Lease the machines, check their room, and find the checkpoint that the job starts from.
+        """Lease the machines, check whether the checkpoints fit there, and find the checkpoint from which to start.
 
         Raises:
             CannotStart: another job has a machine, there is no room, or the checkpoint does not exist.
@@ -77,7 +79,7 @@ class FirstLaunch:
             raise CannotStart(f"its machines are not available: {listed(reasons, REFUSALS_NAMED, separator='; ')}")
 
     def count(self) -> None:
-        """Number the next generation and note its first step, before any part of it can fail."""
+        """Number the next generation and note the step at which it begins, before any part of it can fail."""
         state = self._state
         state.generation += 1
         if state.resume_path:

@@ -1,5 +1,5 @@
-"""Waits for the first step of a generation that no incident waits for: of the job's first launch, and of a restart that
-was not confirmed."""
+"""Waits for the first step of a generation that no incident waits for. This is the generation of the job's first
+launch, or of a restart that was not confirmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import start_activity
 
 LEAST_BOUND_S = 1.0
-"""The time limit of a check of ranks that should have stepped by now, seconds."""
+"""The shortest time limit of a check, for ranks that should have stepped by now, seconds."""
 
 
 class FirstStepWatch:
@@ -39,7 +39,7 @@ class FirstStepWatch:
 
     @property
     def due(self) -> bool:
-        """Return whether a generation must be waited for."""
+        """Whether the first step of a generation is awaited."""
         return self._state.confirm_by_ns > 0
 
     def expect(self) -> None:
@@ -120,7 +120,7 @@ class FirstStepWatch:
 
 
 def suspect(state: JobState, symptom: Symptom, headline: str) -> None:
-    """Add an anomaly of the newest generation that the job itself has detected."""
+    """Add an anomaly that the job itself has detected in its newest generation."""
     state.pending.append(
         Anomaly(
             id=f"{symptom.replace(' ', '-')}-{state.spec.name}-{state.generation}",

@@ -81,7 +81,7 @@ class JobWorkflow:
         handled.add(self.incidents.handled_generation)
         if anomaly.generation < self.state.generation or anomaly.generation in handled:
             return f"the end of generation {anomaly.generation} is handled already"
-        # It is kept even while an incident is open: it may be about a generation that the incident launched.
+        # The anomaly is kept even while an incident is open: it may be about a generation that the incident launched.
         self.state.pending.append(anomaly)
         return f"accepted for generation {anomaly.generation}"
 
@@ -110,9 +110,9 @@ class JobWorkflow:
 
     @report.validator
     def check_report(self, anomaly: Anomaly) -> None:
-        """Refuse a report with an invalid generation, and one that is too early.
+        """Refuse a report with an invalid generation, or one that is too early.
 
-        A refused update leaves no trace: the watcher may send it again with the same id.
+        A refused update leaves no trace, so the watcher may send it again with the same id.
         """
         check_report(self.state, anomaly)
 
@@ -231,7 +231,7 @@ class JobWorkflow:
                         workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
 
     async def _attend(self) -> JobResult | None:
-        """Open the next incident; returns the job's result if the incident did not recover it."""
+        """Open the next incident; returns the job's result if the incident did not recover the job."""
         if self.state.closed_outside:
             await self._pause()
             if self._next_event() != "anomaly":
@@ -244,7 +244,7 @@ class JobWorkflow:
         return await self._end("failed", report.headline)
 
     async def _pause(self) -> None:
-        """Wait before the next incident of a fault whose last one was closed from outside."""
+        """Wait before the next incident of a fault whose last incident was closed from outside."""
         if self._should_continue_as_new() and self.state.generation not in self.finished_generations:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(self.state, task_timeout=TASK_TIMEOUT)
@@ -257,7 +257,8 @@ class JobWorkflow:
 
     def _next_event(self) -> str:
         self.state.pending = [anomaly for anomaly in self.state.pending if anomaly.generation >= self.state.generation]
-        # If an activity or a child is cancelled with the job, its error differs from the job's own.
+        # If the job is cancelled while it waits for an activity or a child, it gets an error of that activity or child
+        # instead of a CancelledError. So the cancellation is noticed here.
         if workflow.cancellation_reason() is not None:
             self.state.stop_requested = self.state.stop_requested or "cancellation"
         if self.state.stop_requested:

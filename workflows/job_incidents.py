@@ -77,7 +77,7 @@ class JobIncidents:
         self._confirm = confirm
         self._show = show
         self.handled_generation = 0
-        """The generation of the incident that is open, or was the last of this run."""
+        """The generation of the open incident, or else of the last incident in this run of the workflow."""
         self.closings = Closings()
         self.reopening = Reopening(state, next_event, self.closings)
         self.observed = ObservedFaults(state, self)
@@ -171,8 +171,8 @@ class JobIncidents:
     async def _end_of(self, child: Child) -> IncidentReport:
         """Wait for an incident's report.
 
-        Temporal passes on a cancellation by cancelling the child. If the child ends at the same moment, that fails the
-        job's task for ever. So the job does not cancel the incident, but informs it of the job's end.
+        If the job is cancelled, Temporal would cancel the child too. If the child ended at the same moment, the job's
+        workflow task would fail for ever. So the job does not cancel the incident, but informs it of the job's end.
         """
         try:
             return await asyncio.shield(child)
@@ -197,7 +197,7 @@ class JobIncidents:
         await child.signal("abandon", {"operator": self._state.stop_requested[:100], "note": "the job is stopped"})
 
     async def _overtake(self, child: Child) -> None:
-        """End an incident that looks for a slow machine when an event ends the ranks."""
+        """Wait for an event that ends the ranks, and then end the incident that looks for a slow machine."""
         await workflow.wait_condition(lambda: self._next_event() in {"anomaly", "finished"})
         why = "another fault was reported" if self._next_event() == "anomaly" else "the job is done"
         await child.signal("overtaken", why)
@@ -295,16 +295,16 @@ class ObservedFaults:
 
     @property
     def due(self) -> bool:
-        """Return whether a fault can be recorded now."""
+        """Whether a fault can be recorded now."""
         return bool(self._state.observed) and self._state.status == "running"
 
     @property
     def under_way(self) -> bool:
-        """Return whether an incident that records a fault is open."""
+        """Whether an incident that records a fault is open."""
         return bool(self._recording)
 
     def begin(self) -> None:
-        """Open the incidents of all faults that wait, and do not wait for their end.
+        """Open the incidents of all faults that wait, and do not wait for the end of these incidents.
 
         Faults of a machine that must leave, and of a slow job, become incidents that the job itself waits for.
         """

@@ -58,9 +58,9 @@ def record(
 
 
 class VersionNotes:
-    """The ledger entries of a job's code versions, because the job's history is not kept for ever.
+    """Writes a job's code versions into the ledger, because the job's history is not kept for ever.
 
-    The job does not wait for them, and starts none during an incident.
+    The job does not wait for these writes, and starts none during an incident.
 
     Args:
         state: The job's state.
@@ -74,7 +74,7 @@ class VersionNotes:
 
     @property
     def under_way(self) -> bool:
-        """Return whether a write is running that would be lost if the job continued as new."""
+        """Whether a write is running that would be lost if the job continued as new."""
         return bool(self._writing)
 
     def first_launch(self, *, noted: bool) -> None:
@@ -106,9 +106,9 @@ class VersionNotes:
 class Closings:
     """Ledger entries that the job writes to close incidents.
 
-    No recovery waits for these writes, and they are retried for an hour while the ledger is away. A write is lost when
-    the job's workflow ends or continues as new. So the job continues as new only after all writes, and repeats the
-    unfinished writes when it ends.
+    No recovery waits for these writes, and they are retried for an hour while the ledger is unreachable. A write is
+    lost when the job's workflow ends or continues as new. So the job continues as new only after all writes, and
+    repeats the unfinished writes when it ends.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Closings:
 
     @property
     def pending(self) -> list[WriteConclusion]:
-        """Return the entries that are not written yet."""
+        """The entries that are not written yet."""
         return [entry for writing, entry in self._begun if not writing.done()]
 
     def write(

@@ -41,12 +41,12 @@ with workflow.unsafe.imports_passed_through():
 POLL_INTERVAL = timedelta(seconds=30)
 """The time between two polls."""
 SOON = timedelta(seconds=1)
-"""The time to the next poll when a request waits for it."""
+"""The time to the next poll if a request waits for that poll."""
 OFTEN = timedelta(seconds=3)
-"""The time between two polls while a job waits for machines that may be ready soon, or a machine may still have ranks
-of a former job."""
+"""The time between two polls while a job waits for machines that may be ready soon, or while a machine may still have
+ranks of a former job."""
 KNOWN_S = 8.0
-"""The longest wait of a request for the first poll, seconds; then it must be repeated."""
+"""The longest wait of a request for the first poll, seconds; after that the request must be repeated."""
 NOT_KNOWN = "PoolUnknown"
 """The error type of a request that must be repeated."""
 SHOWN = 20
@@ -90,7 +90,7 @@ class StandbyPoolWorkflow:
 
     @workflow.update(name="give_back", description="A job ended, or left machines")
     def give_back(self, request: GiveBack) -> int:
-        """Accept machines that a job gives back."""
+        """Accept machines that a job gives back; returns their number."""
         count = book.give_back(self.state, request, now_ns=workflow.time_ns())
         self._show()
         return count
@@ -227,7 +227,8 @@ class StandbyPoolWorkflow:
 
 
 def pool_page(state: PoolState, namespace: str) -> str:
-    """Return the page with all machines and their jobs; if there are too many, those out of use come first."""
+    """Return the page with the machines and their jobs. Machines that may need a person are first; of too many
+    machines, the last ones are left out."""
     places = Counter(str(one.place) for one in state.machines.values())
     summed = ", ".join(f"{number} {place}" for place, number in sorted(places.items())) or "none is known yet"
     by_need = sorted(state.machines.values(), key=lambda one: (ORDER.get(one.place, 4), not one.fault))
@@ -264,7 +265,7 @@ def _row(one: PoolMachine, namespace: str) -> list[str]:
 
 
 def _unfit(one: PoolMachine) -> str:
-    """Return the jobs' code that failed in a trial on the machine."""
+    """Return which jobs' code failed in a trial on the machine, and why, as text."""
     return "; ".join(f"code of {why}" for why in one.ready.values() if why)
 
 

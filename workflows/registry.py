@@ -17,7 +17,7 @@ OUR_MODULES = ("everstep", "activities", "agent", "workflows", "structlog")
 
 
 def sandbox() -> WorkflowRunner:
-    """Return the workflow sandbox; everstep's modules are passed through, because they are pure, and loaded once.
+    """Return the workflow sandbox. Everstep's modules are loaded only once, outside of it, because they are pure.
 
     A worker that caches runs must call ``WorkflowRunner.drops_from``.
     """

@@ -1,8 +1,8 @@
 """The replay: a job's script runs on groups of its machines, by rows and by columns, until the faulty machine is known.
 
 This is Algorithm 1 of ByteRobust, section 6. The replay is a child of an incident, with a page of its own. Each group
-is one activity, so a worker that dies in the middle of a phase repeats no finished group. After each repeat of both
-phases it continues as new: at 4,096 machines dozens of repeats are more than a history may have.
+is one activity, so no finished group is repeated if a worker dies in the middle of a phase. After each repeat of both
+phases the replay continues as new: at 4,096 machines, dozens of repeats have more events than a history may have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.start_activity import TASK_TIMEOUT, start_activity
 
 ROWS = 24
-"""The largest number of groups on the page, those with a fault first."""
+"""The largest number of groups on the page; groups with a fault are first."""
 LINE = 120
 """The largest number of characters in the result of a group."""
 

@@ -4,14 +4,15 @@ A query that no workflow task carries (a "direct" query) is answered from the hi
 moment. This history may end with an incomplete workflow task, because its worker died, or because an update or a signal
 arrived at the same moment and the task is under way. The SDK (1.35) lets the workflow process these events, answers,
 and keeps the run in its cache. When the task itself arrives, the cached run gets only the events that are new to it.
-Its commands are then recorded in an order that no later execution repeats, an update is refused as unknown, and the
-workflow is lost ("TMPRL1100 Nondeterminism error"). So a run that may be ahead of its history is dropped from the cache
-after a direct query. Its next task executes it from the start.
+The commands of the run are then recorded in an order that no later execution repeats, an update is refused as unknown,
+and the workflow is lost ("TMPRL1100 Nondeterminism error"). So a run that may be ahead of its history is dropped from
+the cache after a direct query. Its next task executes it from the start.
 
-A run may be ahead in the following cases. The activations before the query processed the history up to
-``history_length``, the begin of a task. If that task was not a replay, it is completed, or it arrived with the query;
-these two cases look alike. Events that arrived later without an activation are harmless if they are only the end of
-that task and the events of its commands, which are counted here.
+The last activation before the query processed the history up to ``history_length``, the beginning of a task. There are
+two cases. First, the history still has this length at the query. Then the run is certainly not ahead only if that
+activation was a replay. Otherwise the task is completed, or it arrived with the query, and the two look alike. Second,
+the history has become longer. Then the run is certainly not ahead only if the new events are exactly the end of that
+task and the events of its commands, which are counted here.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ def dropping(activate: Activate, drop: Callable[[str], None]) -> Activate:
 
 
 class WorkflowRunner(SandboxedWorkflowRunner):
-    """A sandbox whose runs a worker drops from its cache if they may be ahead of their histories after a direct query.
+    """A sandbox. Its worker drops a run from the cache if the run may be ahead of its history after a direct query.
 
-    The context of payload conversion is computed once instead of for each payload. Everstep converts payloads alike
-    in all contexts, and the SDK (1.35) enters the sandbox six times for each payload, which is over a third of a
-    replay's CPU time.
+    The context of payload conversion is computed once instead of for each payload. Everstep converts payloads in the
+    same way in all contexts. The SDK (1.35) would enter the sandbox six times for each payload, which takes over a
+    third of the CPU time when a history is replayed.
     """
 
     _worker: Worker | None = None

@@ -1,4 +1,5 @@
-"""Starts activities from workflows, by what their classes say, and the time-outs of workers and workflow tasks."""
+"""Starts activities from workflows, with the settings of their classes; has the time-outs of workers and workflow
+tasks."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ Result = TypeVar("Result")
 TASK_TIMEOUT = timedelta(seconds=3)
 """A worker that dies within a workflow task delays it this long; Temporal's default is 10 s."""
 STICKY_TIMEOUT = timedelta(seconds=1)
-"""A cached workflow of a dead worker moves to another after this time; Temporal's default is 10 s."""
+"""A cached workflow of a dead worker moves to another worker after this time; Temporal's default is 10 s."""
 HEARTBEAT_THROTTLE = timedelta(milliseconds=300)
-"""The shortest time between two heartbeats of an activity that are sent."""
+"""The shortest time between two heartbeats that a worker sends for an activity."""
 
 
 def start_activity(request: Activity[Result], bounds: Bounds | None = None) -> ActivityHandle[Result]:

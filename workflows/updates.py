@@ -1,8 +1,8 @@
 """New versions of a running job's code.
 
-A version is requested by a signal or by an update of Temporal. Then it is made and tried on the machines, and then due.
-The job's workflow applies due updates by an incident; any other incident includes the pending updates. If the job
-continues as new while a version is made or tried, the next run begins that again.
+A version is requested by a signal or by an update of Temporal. It is made, and tried on the machines; after that it is
+pending, until it is due. The job's workflow applies due updates by an incident; any other incident includes the pending
+updates. If the job continues as new while a version is made or tried, the next run begins this work again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Updates:
         self._show = show
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
-        """Version → the time when it is forced, nanoseconds, and the task that wakes the job then."""
+        """Version → the time at which it is due, nanoseconds, and the task that wakes the job at that time."""
         self._notifying: set[asyncio.Task[None]] = set()
         self.incident: workflow.ChildWorkflowHandle[Any, IncidentReport] | None = None
         """The open incident, which may include pending updates."""
@@ -81,13 +81,13 @@ class Updates:
 
     @property
     def due(self) -> bool:
-        """Return whether the job runs and an update must be applied now, without waiting for the next recovery."""
+        """Whether the job runs and an update must be applied now, without waiting for the next recovery."""
         due_ns = self._book().next_due_ns()
         return self._state.status == "running" and 0 < due_ns <= workflow.time_ns()
 
     @property
     def under_way(self) -> bool:
-        """Return whether a continue-as-new would lose work: making or trying a version, or notifying the incident."""
+        """Whether a continue-as-new would lose work: making or trying a version, or notifying the incident."""
         return bool(self._under_way or self._notifying)
 
     def anomaly(self) -> Anomaly:
@@ -216,7 +216,7 @@ class Updates:
             notifying.add_done_callback(self._notifying.discard)
 
     def _set_timers(self) -> None:
-        """Wake the job when a version is forced; timers that are not needed any more are cancelled."""
+        """Start timers that wake the job when a version is due; timers that are not needed any more are cancelled."""
         due = {version.number: version.due_ns for version in self._book().pending()}
         for number, (due_ns, waking) in list(self._timers.items()):
             if due.get(number) != due_ns:

@@ -137,7 +137,7 @@ def link(text: str, namespace: str, workflow_id: str) -> str:
 def incident_page(
     headline: str, stages: Sequence[StageRecord], namespace: str, linked: Mapping[str, str], help_text: str
 ) -> str:
-    """Return the page of an incident; ``linked`` has names and ids of workflows."""
+    """Return the page of an incident; ``linked``: text of a link → id of the linked workflow."""
     rows = [[stage.name, seconds(stage.seconds), stage.found.replace("|", "/")] for stage in stages[-12:]]
     links = " · ".join(link(text, namespace, workflow_id) for text, workflow_id in linked.items())
     parts = [f"## {headline}", table(["Stage", "Took", "Result"], rows) if rows else "", help_text, links]

@@ -1,7 +1,7 @@
 """Align ranks: all ranks of a job end the same step, save it, and wait there.
 
-This happens before each stop that is not urgent: before an update of the code, and before a machine whose ranks still
-step is replaced.
+This happens before each stop that is not urgent: before an update of the code, and before the replacement of a machine
+whose ranks still step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ASKED_S = 3.0
 INTERVAL_S = 0.02
 """The time between two samples of the ranks by an agent, seconds."""
 AHEAD = 1
-"""The largest number of steps between two ranks of synchronous training."""
+"""The largest number of steps by which one rank can be ahead of another in synchronous training."""
 ASK_AGAIN_S = 30.0
-"""The request is repeated at this interval, seconds: ranks that get no request for ``REQUEST_VALID_S``
-(``step_reports.py``) continue."""
+"""The request is repeated at this interval, seconds. Ranks that get no request for ``REQUEST_VALID_S``
+(``step_reports.py``) stop waiting and continue."""
 NAMED = 4
 """The largest number of ranks that an answer names."""
 
@@ -131,7 +131,8 @@ class AlignRanks(Activity[RanksAligned]):
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
-    """Return whether a rank has completed the step and saved it, and has a backup of it if one is needed."""
+    """Return whether a rank has completed and saved the step. A rank in ``backed_up`` must also have a backup of the
+    step, unless it has no peer."""
     saved = rank.saved
     if saved.own_step < 0:  # the rank keeps no checkpoints
         return rank.completed_steps >= step

@@ -49,9 +49,9 @@ async def on_all(
         call: The request to one machine.
         patience_s: Silent agents are asked again for this long, seconds.
         say: Shows during the wait which machines are silent, and which still have killed ranks.
-        dying: Is filled with the machines whose killed ranks still exist at the end, and their answers.
+        dying: Machine → its answer; it is filled with the machines whose killed ranks still exist at the end.
             None: such an answer counts as a refusal.
-        dying_s: A machine with killed ranks is asked again for this long, seconds.
+        dying_s: A machine whose killed ranks still exist is asked again for this long, seconds.
 
     Raises:
         ApplicationError: an agent refused; it is not retried.
@@ -107,12 +107,12 @@ async def on_all(
 
 
 async def call_agent(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:
-    """Call an agent; with ``probed``, wait as long as the agent is alive, see :func:`call_while_alive`."""
+    """Call an agent; with ``probed``, wait for the answer as long as the agent is alive (:func:`call_while_alive`)."""
     return await (call_while_alive(client, call, patience_s) if probed else call())
 
 
 async def call_while_alive(client: AgentClient, call: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Call an agent and wait as long as it is alive: the call may take long, but a probe is answered at once.
+    """Call an agent and wait as long as it is alive: the call may take long, but an agent answers a probe at once.
 
     Args:
         client: The client of the agent.
@@ -156,7 +156,7 @@ def prepare_request(spec: JobSpec, run: str) -> pb.PrepareRequest:
 
 
 async def prepare(client: AgentClient, spec: JobSpec, run: str) -> pb.PrepareReply:
-    """Start a job's fork server on a machine that has all environment variables that the job needs from it.
+    """Start a job's fork server on a machine, which must have all environment variables that the job takes from it.
 
     Raises:
         ConfigError: a variable is missing on the machine.
@@ -166,7 +166,10 @@ async def prepare(client: AgentClient, spec: JobSpec, run: str) -> pb.PrepareRep
 
 
 async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Call an agent that may not know the job, because it was silent at the job's preparation, or lost its state."""
+    """Call an agent. If it does not know the job, prepare the job there and call it again.
+
+    An agent does not know the job if it was silent at the job's preparation, or has lost its state.
+    """
     try:
         return await call()
     except UnknownJob:
@@ -175,7 +178,7 @@ async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[
 
 
 def refuse_silent(silent: list[str], machines: Sequence[Machine], *, for_good: bool = False) -> None:
-    """Raise an error when machines stayed silent; Temporal retries it, unless it is ``for_good``.
+    """Raise an error if machines stayed silent. Temporal then retries the activity, except with ``for_good``.
 
     Raises:
         ApplicationError: the message names the silent machines and counts those that answered.

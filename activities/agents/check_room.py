@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class CheckRoom(Activity[str]):
-    """Ask all machines whether the job's checkpoints fit. The result is the reason why not, with numbers; empty: they
-    fit."""
+    """Ask all machines whether the job's checkpoints fit. The result is the reason why they do not fit, with numbers;
+    empty: they fit."""
 
     name = "Check room"
 

@@ -28,7 +28,7 @@ TRY_MORE_S = 60.0
 SHIP_LIMIT = timedelta(minutes=10)
 """The transfer of a snapshot to the machines is given up after this time."""
 OTHERS_NAMED = 3
-"""The largest number of machines with a different result whose results are quoted."""
+"""The largest number of other machines whose results are quoted."""
 LINE_CHARACTERS = 200
 """The largest number of characters that are quoted from one result."""
 
@@ -39,7 +39,7 @@ class VersionChecked(Model):
     refused: str = ""
     """Why the version cannot run: the first traceback, and how many machines report the same; empty: it can run."""
     told: str = ""
-    """Problems that do not refuse the version, e.g. machines that were silent or slow; empty: there are none."""
+    """Problems for which the version is not refused, e.g. silent or slow machines; empty: there are none."""
 
 
 class CheckVersion(Activity[VersionChecked]):
@@ -54,7 +54,7 @@ class CheckVersion(Activity[VersionChecked]):
 
     @property
     def timeout_s(self) -> float:
-        """Return how long the script may take to reach its call of ``join``, seconds."""
+        """The longest time that the script may take to reach its call of ``join``, seconds."""
         return self.job.spec.policy.update.check_s
 
     def line(self) -> str:
@@ -81,7 +81,7 @@ class CheckVersion(Activity[VersionChecked]):
         position = {machine.name: index for index, machine in enumerate(self.job.machines)}
 
         async def attempt(machine: Machine, client: AgentClient) -> pb.TryCodeReply | str:
-            """Return the result of the trial on a machine; a text says why the version was not tried there."""
+            """Return the result of the trial on a machine, or the reason why the version was not tried there."""
             try:
                 await shipment.supply(client)
             except AgentUnreachable:
@@ -122,7 +122,7 @@ def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequ
 def judged(
     tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
 ) -> VersionChecked:
-    """Return the result of all trials. One machine where the version fails refuses it. It is also refused when no
+    """Return the result of all trials. The version is refused if it fails on one machine. It is also refused if no
     machine that answers can try it, e.g. because no fork server starts. All other problems are only reported.
 
     Args:
@@ -163,7 +163,8 @@ def judged(
 
 
 def last_line(text: str) -> str:
-    """Return the line of a trial's output that describes the error; the line after it says how the process ended."""
+    """Return the line of a trial's output that describes the error. A line in parentheses after it, which says how the
+    process ended, is skipped."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[-1].startswith("(") and lines[-1].endswith(")"):
         return lines[-2]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 SLOWEST_RANK_BYTES = 500_000_000
-"""The slowest restore of one rank from its own slot that is still awaited, bytes per second."""
+"""One rank is expected to restore its state from its own slot at least this fast, bytes per second."""
 
 INTERVAL_S = 0.05
 """The time between two samples of the ranks by an agent, seconds. The ranks note their times themselves, so a shorter
@@ -47,18 +47,19 @@ class ConfirmSteps(Activity[Confirmation]):
     timeout_s: float
     """The longest wait, seconds."""
     state_bytes: int = 0
-    """The size of the largest state that a rank restores before its first step, bytes; it adds to the longest wait."""
+    """The size of the largest state that a rank restores before its first step, bytes. The time of this restore is
+    added to the longest wait."""
     showing: Showing = Field(default_factory=Showing)
     """The way in which the script showed its steps in earlier generations."""
     known_alive: bool = False
     """The ranks are known to be alive, so only their steps are awaited."""
     silent_s: float = 0.0
-    """A machine that is silent for this long, while no rank completes a step, is not awaited any more, seconds; 0: it
-    is always awaited."""
+    """A machine is not awaited any more once it is silent and no rank completes a step for this long, seconds; 0: all
+    machines are awaited."""
 
     @property
     def restore_s(self) -> float:
-        """Return the extra time in which the largest rank restores its state, seconds."""
+        """The extra time for the rank with the largest state to restore it, seconds."""
         return round(self.state_bytes / SLOWEST_RANK_BYTES, 1)
 
     def line(self) -> str:
@@ -71,8 +72,8 @@ class ConfirmSteps(Activity[Confirmation]):
     async def perform(self, tools: Tools, say: Say) -> Confirmation:
         """Follow the progress of every machine, and decide at each change.
 
-        A silent agent is asked again until the time is up, because its ranks may still step. With ``silent_s``, it is
-        asked only while some rank of the job completes steps, or for ``silent_s`` seconds.
+        A silent agent is asked again until the time is up, because its ranks may still step. With ``silent_s``, the
+        wait for it ends once it is silent and no rank of the job completes a step for that time.
         """
         heard = Heard([machine.name for machine in self.job.machines], self.silent_s)
         seen = Seen(self.launched.generation, self.job.spec.topology().world_size, heard)
@@ -160,16 +161,16 @@ class Seen:
         """Set at each report of an agent."""
         self.ranks: dict[int, RankState] = {}
         self.all_shown_ns = 0
-        """When all ranks of the job were reported first, nanoseconds of the wall clock; 0: not yet."""
+        """The time by which every rank of the job had been reported, nanoseconds of the wall clock; 0: not yet."""
         self.left_ns: dict[int, int] = {}
-        """Rank → when it was first reported to have ended with code 0."""
+        """Rank → the time of the first report that it ended with code 0, nanoseconds of the wall clock."""
         self.emptied: set[str] = set()
         """Machines that have lost the generation."""
 
     def note(self, machine: str, reply: pb.ProgressReply) -> None:
         """Note what a machine's agent reports."""
         self.heard.note(machine)
-        # The agent answered the launch, so an agent with an older generation only has lost this one.
+        # The agent answered the launch of this generation. If it now knows only an older one, it has lost this one.
         if reply.generation < self._generation:
             self.emptied.add(machine)
         fit_milestones(reply, heard_ns=now_ns())
@@ -185,8 +186,8 @@ class Heard:
 
     Args:
         machines: The names of the job's machines.
-        silent_s: A machine that does not answer for this long, while no rank steps, is silent; seconds; 0: no machine
-        is.
+        silent_s: A machine is silent if it does not answer and no rank steps for this long, seconds; 0: no machine is
+            ever silent.
     """
 
     def __init__(self, machines: Iterable[str], silent_s: float) -> None:
@@ -199,7 +200,7 @@ class Heard:
         self._heard_s[machine] = time.monotonic()
 
     def silent(self, ranks: Iterable[RankState]) -> dict[str, float]:
-        """Return the silent machines, with how long each was silent and no rank completed a step, seconds.
+        """Return silent machine → for how long it was silent while no rank completed a step, seconds.
 
         The result is empty when all machines are silent, because then the worker itself may be disconnected.
         """
@@ -242,7 +243,8 @@ def states_of(ranks: Iterable[pb.RankProgress], generation: int) -> list[RankSta
 
 
 def fit_milestones(reply: pb.ProgressReply, *, heard_ns: int) -> None:
-    """Correct the times of the ranks' milestones, so that the slowest rank of all machines can be identified."""
+    """Correct the times of the ranks' milestones for the difference of the clocks, so that ranks of different machines
+    can be compared."""
     shift = stream_shift_ns(reply.time_ns, heard_ns)
     for rank in reply.ranks if shift else ():
         for mark, at_ns in rank.milestones.ListFields():

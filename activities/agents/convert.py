@@ -1,4 +1,4 @@
-"""Conversions between the agents' messages and the vocabulary of the decisions."""
+"""Conversions between the agents' messages and the types of the decisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TO_WIRE = {tier: wire for wire, tier in TIERS.items()}
 
 
 def shared_environment(spec: JobSpec, host: str, port: int, generation: int) -> dict[str, str]:
-    """Return the environment that all ranks of a job share: the user's variables, torchrun's and the topology."""
+    """Return the environment that all ranks of a job share: variables of the user, of torchrun and of the topology."""
     topology = spec.topology()
     return {
         "OMP_NUM_THREADS": "1",

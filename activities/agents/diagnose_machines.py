@@ -1,7 +1,7 @@
 """Diagnose machines: run diagnostic tests on all machines at once, then on pairs of machines, round by round.
 
-Incidents and the command ``everstep diagnose`` use it. It may run twice with the same id: the agents then answer with
-the results that they already have.
+Incidents and the command ``everstep diagnose`` use this activity. It may run twice with the same id: the agents then
+answer with the results that they already have.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 """The first and the longest wait before a silent agent is called again, seconds."""
 GRACE_S = 120.0
-"""The extra time for an agent's answer beside the time of its tests, e.g. to import torch; seconds."""
+"""The time that an agent's answer may take in addition to its tests, e.g. to import torch; seconds."""
 UNABLE = "test-unable"
 """The reason code of a test that could not run (``agent.diagnoser.diagnostic``)."""
 PARTS = 3
-"""A diagnosis has at most this many parts, each with ``limit_s``: each machine\'s own tests, and two tests of pairs."""
+"""A diagnosis has at most this many parts, and each may take ``limit_s``: the tests of single machines, and two tests
+of pairs."""
 
 
 class DiagnoseMachines(Activity[Diagnosis]):
@@ -78,7 +79,7 @@ class DiagnoseMachines(Activity[Diagnosis]):
 
     @classmethod
     def of(cls, job: PlacedJob, tests: Sequence[str]) -> DiagnoseMachines:
-        """Return the tests of a stopped job's machines, with the settings of its policy."""
+        """Return the activity that tests the machines of a stopped job, with the settings of the job's policy."""
         policy = job.spec.policy
         return cls(
             machines=job.machines,
@@ -109,7 +110,7 @@ class Asked:
     machine: Machine
     results: list[DiagnosticResult] = field(default_factory=list)
     problem: str = ""
-    """Why no more results arrived; empty: all arrived."""
+    """The reason why results are missing; empty: all arrived."""
 
 
 class Diagnosing:
@@ -118,7 +119,8 @@ class Diagnosing:
     Args:
         agents: Clients by address.
         request: The tests and the machines.
-        id: The id of the diagnosis: agents continue a diagnosis with a known id. Empty: it ends with its caller.
+        id: The id of the diagnosis: an agent that knows the id continues the same diagnosis. Empty: an agent ends the
+            diagnosis when its caller disconnects.
         say: Shows the progress.
     """
 
@@ -151,7 +153,7 @@ class Diagnosing:
         return found.model_copy(update={"tests": list(request.tests), "seconds": time.monotonic() - began})
 
     async def _of_one(self, machine: Machine, tests: Sequence[str]) -> Asked:
-        """Run all tests of one machine; an agent that sends nothing for too long is silent."""
+        """Run all tests of one machine; ``problem`` of the result says why results are missing."""
         from agent.diagnoser.result_messages import result_of
 
         found = Asked(machine)
@@ -220,7 +222,8 @@ class Diagnosing:
         return _pair_result(test, (first, second), answers, problems, time.monotonic() - began)
 
     async def _persisted(self, listen: Callable[[], Any]) -> str:
-        """Read an agent's answers to the end, and reconnect for a while; returns why that failed."""
+        """Read all answers of an agent, and reconnect for a while if necessary; returns why that failed, or an empty
+        text."""
         limits = self._request
         backoff, deadline = Backoff(FIRST_RETRY_S, LAST_RETRY_S), time.monotonic() + limits.patience_s
         try:

@@ -21,21 +21,23 @@ from everstep.model.finding import MachineFinding, worst_first
 from everstep.model.state_copy import StateCopy, Tier
 
 PACKED_LIMIT = 900_000
-"""The largest packed size of evidence, bytes: a search may add as much again."""
+"""The largest compressed size of evidence, bytes. It is less than half of a payload, because a search for checkpoints
+may add as much again."""
 HELD_LIMIT = 4000
-"""The largest number of copies in one payload: a copy has about 250 bytes, 25 when compressed. One step of all ranks
-may exceed it."""
+"""The largest number of copies in one payload: a copy has about 250 bytes, 25 when compressed. One step of all ranks is
+kept even if it has more copies."""
 DAMAGED_LIMIT = 100
 """The largest number of damaged copies that are named."""
 FINDINGS_LIMIT = 64
 """The largest number of inspection findings, of about 500 bytes each."""
 TAILS = 32
-"""The output is kept in full for this number of ranks, those that ended first."""
+"""The largest number of ranks whose output is kept in full; these are the ranks that ended first."""
 LINE = 300
 """The largest number of characters in the line of an exception."""
 NARROWER = ((2, LINE), (2, 100), (1, 60))
-"""Smaller limits for evidence that is still too large: copies of each rank per step, and characters per exception. All
-exceptions are cut to the same length, so equal ones stay equal, and they keep their class."""
+"""Smaller limits for evidence that is still too large: copies of each rank, and characters per exception. All
+exceptions are cut to the same length, so equal exceptions stay equal. The first characters, with the name of the
+exception's class, are kept."""
 
 ON_FILES = {Tier.DISK, Tier.REMOTE}
 DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
@@ -89,7 +91,7 @@ def unlisted_of(
 ) -> list[Unlisted]:
     """Return the locations that could not be searched, by reason.
 
-    Remote storage is one location: it is unknown when no machine listed it.
+    Remote storage is one location: it counts as not searched only if no machine could list it.
 
     Args:
         listings: The answers of machines to a request for all copies.
@@ -189,7 +191,7 @@ def _counted(evidence: Evidence, exits: list[RankExit], held: list[StateCopy]) -
 
 
 def nearest_of_each(held: list[StateCopy], per_rank: int, *, at: int | None = None) -> list[StateCopy]:
-    """Return each rank's nearest copies of the step that a restore would use, and the damaged copies that are named."""
+    """Return each rank's nearest copies of the step that a restore would use, and some damaged copies."""
     valid = [copy for copy in held if copy.valid]
     all_ranks = {copy.rank for copy in held}
     by_step: dict[int, set[int]] = defaultdict(set)
@@ -214,7 +216,7 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
     Args:
         held: All copies.
         at: A requested step; its copies have priority.
-        limit: The number of copies; one step of all ranks is kept even if it is larger.
+        limit: The largest number of copies; one step of all ranks is kept even if it has more.
     """
     if len(held) <= limit:
         return held
@@ -235,8 +237,8 @@ def bounded(held: list[StateCopy], *, at: int | None = None, limit: int = HELD_L
 
 
 def bounded_exits(exits: list[RankExit]) -> list[RankExit]:
-    """Return the ends of ranks, with the output of the first ones only; the agents classified them with the full
-    output."""
+    """Return the ends of all ranks; only those that ended first keep their output. The agents have already classified
+    each end by its full output."""
     if len(exits) <= TAILS:
         return exits
     own = sorted((end for end in exits if not end.stopped_by_us), key=lambda end: (is_victim(end), end.time_ns))

@@ -29,7 +29,7 @@ class FindCheckpoints(Activity[Evidence]):
 
     job: PlacedJob
     at: int | None = None
-    """A step that is needed: its copies are listed first when there are too many."""
+    """A step that is needed: its copies have priority when there are too many copies for the result."""
     patience_s: float = 10.0
 
     def line(self) -> str:

@@ -32,11 +32,12 @@ class LaunchRanks(Activity[Launched]):
     reason: str = ""
     patience_s: float = 30.0
     probed: bool = False
-    """Probe an agent, see :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
+    """Slow agents are probed, see :class:`~activities.agents.stop_ranks.StopRanks`. The activity then fails for a
+    silent machine, and is not retried."""
     reshard_from: str = ""
     """The folder of a disk checkpoint that the ranks start from, with any parallel sizes; empty: there is none."""
     begins_run: bool = False
-    """The generation is the first of its run; its number may be higher than 1, because numbers continue from run to
+    """The generation is the first of its run. Its number may be higher than 1, because the numbers continue from run to
     run."""
     origin: str = ""
     """A text about where the ranks resume, for the timeline."""

@@ -55,7 +55,7 @@ class RankLook:
 
     @property
     def generation(self) -> int:
-        """Return the newest generation in the sample; 0: there is none."""
+        """The newest generation in the sample; 0: there is none."""
         return max((reply.generation for reply in self.replies.values()), default=0)
 
     def used(self) -> Iterator[UsedUp]:
@@ -131,7 +131,7 @@ def judge_looks(
     Args:
         looks: One or more samples; the last has the current state.
         spec: The specification of the job.
-        machines: Its machines, in order.
+        machines: The job's machines, in order.
         is_hung: It is known from elsewhere that the job does not step.
         limits: The limits of the analysis.
     """
@@ -165,12 +165,13 @@ async def trace(
     limit_s: float = LOOK_S,
     say: Say = lambda _: None,
 ) -> tuple[list[RankLook], Judged]:
-    """Take two samples and judge them; one sample is taken if it is enough.
+    """Take two samples and judge them. The second is not taken if the first has a stopped rank and already shows which
+    machine to evict.
 
     Args:
         agents: Clients by address.
         spec: The specification of the job.
-        machines: Its machines, in order.
+        machines: The job's machines, in order.
         apart_s: The time between the two samples, seconds.
         generation: The generation of the ranks; 0: the newest.
         is_hung: It is known from elsewhere that the job does not step.
@@ -189,7 +190,7 @@ async def trace(
 
 
 def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machines: Sequence[Machine]) -> HangResult:
-    """Return the result of samples, as the incident keeps it."""
+    """Return the result of the samples in the form that the incident keeps."""
     verdict = judged.check.verdict
     last = looks[-1]
     found = found_of(
@@ -204,7 +205,7 @@ def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machine
 
 
 async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], first: int = 1) -> str:
-    """Write samples into the ledger, without waiting for a slow ledger; returns why some are missing.
+    """Write samples into the ledger, and wait at most ``KEEP_S`` for it; returns why samples may be missing.
 
     Args:
         ledger: The cluster's ledger.

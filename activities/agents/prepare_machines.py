@@ -1,4 +1,4 @@
-"""Prepare machines: start the job's fork servers, and bring its code to the machines meanwhile."""
+"""Prepare machines: start the job's fork servers, and bring the job's code to the machines at the same time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 OTHER_LIBRARIES = "OtherLibraries"
-"""The error type for a machine that has other libraries than the job's other machines."""
+"""The error type for a machine whose libraries differ from those of the job's other machines."""
 ANSWER_S = 1.0
 """The longest wait for a machine's list of libraries, seconds."""
 
 
 class PrepareMachines(Activity[float]):
-    """Start the job's fork server on every machine; the result is the slowest start, seconds."""
+    """Start the job's fork server on every machine, and bring the job's code there; the result is the time of the
+    slowest start, seconds."""
 
     name = "Prepare machines"
 
@@ -39,9 +40,11 @@ class PrepareMachines(Activity[float]):
     patience_s: float = 60.0
     """Silent agents are asked again for this long, seconds."""
     probed: bool = False
-    """Probe an agent, see :class:`~activities.agents.stop_ranks.StopRanks`; a silent machine is then given up."""
+    """Slow agents are probed, see :class:`~activities.agents.stop_ranks.StopRanks`. The activity then fails for a
+    silent machine, and is not retried."""
     like: list[Machine] = Field(default_factory=list)
-    """Prepared machines: a machine with other libraries is refused. Empty: all libraries are accepted."""
+    """Prepared machines of the job: a machine whose libraries differ from theirs is refused. Empty: all libraries are
+    accepted."""
 
     def line(self) -> str:
         return f"fork servers on {len(self.job.machines)} machines"
@@ -75,15 +78,15 @@ class PrepareMachines(Activity[float]):
 
 
 async def _libraries_of(agents: AgentClients, job: str, machines: Sequence[Machine]) -> dict[str, str]:
-    """Return the libraries that a job's fork servers have imported, with versions, from the first machine that answers.
+    """Return the libraries that a job's fork servers have imported, with versions, as one of the machines reports them.
 
     Args:
         agents: Clients by address.
         job: The name of the job.
-        machines: The machines that were prepared.
+        machines: The machines that were prepared; the first answer counts.
 
     Returns:
-        An empty result when no machine reports its libraries.
+        Library → version; empty if no machine reports its libraries.
     """
 
     async def ask(machine: Machine) -> dict[str, str]:

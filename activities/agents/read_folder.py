@@ -24,7 +24,7 @@ class FolderFound(Model):
     """The result: whether a job can start from a folder."""
 
     problem: str = ""
-    """Why a job cannot start from it; empty: it can."""
+    """Why a job cannot start from the folder; empty: it can."""
     step: int = -1
     """The number of completed steps of the checkpoint."""
     ranks: int = 0

@@ -1,8 +1,8 @@
-"""Replay on group: run a job's script on one group of its machines, to compare the results of the groups.
+"""Replay on group: run a job's script on one group of its machines; the results of the groups are then compared.
 
 A group is launched like a job, under its own name (``gpt~row-3``). It is ended when all of its ranks have done
-their steps, or a rank has failed. The activity can run twice: agents answer repeated commands with the results that
-they have, so a second attempt continues with the running ranks.
+their steps, a rank has failed, or the time is up. The activity can run twice: agents answer repeated commands with the
+results that they have, so a second attempt continues with the running ranks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ DYING_S = 60.0
 PATIENCE = 3.0
 """A group still steps if the time since its last step is at most this multiple of its longest step time."""
 LEAST_STEPS = 3
-"""The pace of a group is known after this many steps: they have two step times that do not include the start."""
+"""The pace of a group is known after this many steps: three steps give two step times, and neither includes the
+start."""
 NAMED = 4
 """The largest number of ranks that a text names."""
 _STATE = re.compile(r"^--- everstep: state after step \d+: (\w+)$", re.MULTILINE)
@@ -165,7 +166,8 @@ class ReplayOnGroup(Activity[GroupRun]):
         )
 
     async def _kind(self, tools: Tools) -> str:
-        """Return the hardware of the machines, in their order; equal hardware is named once."""
+        """Return the hardware of the machines: one description if all are equal, otherwise each machine's description,
+        in order."""
 
         async def hardware(machine: Machine) -> str:
             try:
@@ -191,7 +193,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         ]
 
     async def _release(self, tools: Tools, say: Say) -> None:
-        """End the group on its machines; if that fails, the job's next launch or its end does it."""
+        """End the group on its machines. If that fails, the group is ended at the next launch or the end of the job."""
         with contextlib.suppress(ApplicationError):
             await ReleaseMachines(job=self.job, dying_s=DYING_S).perform(tools, say)
 
@@ -210,8 +212,8 @@ class Followed:
         self._pace = GroupPace()
 
     async def until_over(self, say: Say) -> tuple[RunEnd, str]:
-        """Wait until all ranks have done their steps, a rank has failed, or the time is up; returns the end and the
-        reason.
+        """Wait until all ranks have done their steps, a rank has failed, or the time is up; returns the kind of the end
+        and its reason.
 
         The first step has its own limit, because it includes the start, e.g. loading the program from a slow disk.
         """
@@ -289,13 +291,13 @@ class GroupPace:
         self._steps = 0
 
     def note(self, steps: int, now: float) -> None:
-        """Note the number of completed steps at a time."""
+        """Note how many steps are completed at the given time."""
         if steps > self._steps:
             self._steps = steps
             self._seen.append(now)
 
     def is_stepping(self, now: float) -> bool:
-        """Return whether the last step is recent, compared with the longest step before; False for fewer than two
+        """Return whether the last step is recent, compared with the longest step time; False before ``LEAST_STEPS``
         steps."""
         if len(self._seen) < LEAST_STEPS:
             return False
@@ -327,9 +329,10 @@ def state_digests(logs: Mapping[int, str]) -> list[str]:
 
 
 def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPolicy) -> str:
-    """Return the first number that was not finite for as many reports as make it a job's fault; empty: there is none.
+    """Return which number was the first that stayed not finite for as many steps as the policy allows; empty: none did.
 
-    A GradScaler starts with some steps whose gradient norm is infinite, and skips them, in every group.
+    The limit is needed because a GradScaler begins with some steps whose gradient norm is infinite, and skips these
+    steps. That happens in every group.
     """
     limits = {"loss": policy.nan.loss_steps, "gradient norm": policy.nan.grad_norm_steps}
     streaks: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -352,14 +355,14 @@ def not_finite(records: Iterable[tuple[int, pb.StepRecord]], policy: RecoveryPol
 
 
 def _crash(exits: list[RankExit]) -> str:
-    """Return how the group failed, by the end of the rank that failed first; empty: it is not known."""
+    """Return how the rank that failed first ended; empty: it is not known."""
     first = first_failure(exits)
     return headline_of(first) if first else ""
 
 
 def _superseded() -> bool:
-    """Return whether the server gave up this attempt, e.g. after missing heartbeats. A second attempt may follow the
-    same ranks already."""
+    """Return whether the server gave up this attempt, e.g. after missing heartbeats. A second attempt may already
+    follow the same ranks."""
     details = activity.cancellation_details()
     return details is not None and (details.not_found or details.timed_out)
 

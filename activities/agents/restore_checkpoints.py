@@ -1,8 +1,8 @@
 """Restore checkpoints: bring copies of training state to the machines whose ranks need them.
 
 The agents write each copy into the rank's own slot and verify it; ranks only restore from there. A copy that is in the
-slot already is verified by its checksum and not moved again, so the activity may run twice. Own slots of which a stop
-read only the headers are verified too.
+slot already is verified by its checksum and not moved again, so the activity may run twice. A stop may read only the
+header of an own slot; this activity verifies such slots too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 SLOWEST_BYTES = 20_000_000
-"""The slowest restore of one machine that is still awaited, bytes per second."""
+"""One machine is expected to restore its copies at least this fast, bytes per second."""
 
 RETRY_S = 0.5
 """The wait before a failed fetch of a copy is repeated, seconds."""
@@ -50,7 +50,7 @@ class RestoreCheckpoints(Activity[Restored]):
     copies: list[CopyToRestore]
     """The copies to move, or to verify if they are in the rank's own slot already."""
     digests: dict[int, str] = Field(default_factory=dict)
-    """Rank → digest of its tensors, if the storage has it."""
+    """Rank → digest of the tensors in its copy; a rank whose copy has no digest is left out."""
     bytes: dict[int, int] = Field(default_factory=dict)
     """Rank → size of its copy, bytes."""
     disk_shared: bool = False
@@ -90,7 +90,7 @@ class RestoreCheckpoints(Activity[Restored]):
 
 @dataclass(slots=True)
 class _Round:
-    """The results so far."""
+    """The results of all requests so far, by rank."""
 
     moved: dict[int, pb.ShardRestored] = field(default_factory=dict)
     damaged: dict[int, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class CopyRestorer:
         )
 
     async def _restore_ranks(self, ranks: Collection[int], from_reader: Mapping[int, int], phase: str) -> None:
-        """Ask all machines at once, and repeat the failed copies until the time is up."""
+        """Restore the ranks on all their machines at once, and repeat failed fetches until the time is up."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + self._restore.reach_s
         so_far, waiting, attempt = self._so_far, set(ranks), 0

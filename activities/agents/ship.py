@@ -14,11 +14,11 @@ from everstep.errors import CodeMissing, VersionStoreError
 from everstep.model.version import NAME_CHARACTERS
 
 AT_ONCE = 16
-"""The largest number of machines that receive a snapshot at the same time: a worker has one network card."""
+"""The largest number of machines that receive a snapshot at the same time, since they share the worker's network."""
 ANSWER_S = 60.0
-"""The longest time without progress of a machine that receives and unpacks, seconds."""
+"""The time that a machine has in addition to the transfer, e.g. to unpack the snapshot, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""The slowest transfer to one machine that is still awaited, bytes per second."""
+"""A transfer to one machine is expected to be at least this fast, bytes per second."""
 
 T = TypeVar("T")
 
@@ -37,9 +37,9 @@ class Shipment:
         self._reading, self._places = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
         self._stored: StoredCode | None = None
         self.brought = 0
-        """The number of machines that received it."""
+        """The number of machines that received the snapshot."""
         self.wanted = 0
-        """The number of machines that lacked it."""
+        """The number of machines that lacked the snapshot."""
 
     async def __aenter__(self) -> Shipment:
         return self
@@ -53,14 +53,16 @@ class Shipment:
 
         Raises:
             AgentUnreachable: the machine does not answer.
-            AgentError: the machine cannot accept it, e.g. because its disk is full.
+            AgentError: the machine cannot accept the snapshot, e.g. because its disk is full.
             VersionStoreError: the snapshot cannot be read from the store.
         """
         if self._digest and not await client.has_code([self._digest]):
             await self._bring(client)
 
     async def supplied(self, client: AgentClient, call: Callable[[], Awaitable[T]]) -> T:
-        """Call an agent that may lack the snapshot, because it is new or has removed an unused snapshot.
+        """Call an agent. If it lacks the snapshot, bring the snapshot there and call again.
+
+        An agent may lack the snapshot because it is new, or because it has removed an unused snapshot.
 
         Raises:
             All errors of :meth:`supply` and of the call.

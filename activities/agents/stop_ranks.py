@@ -28,7 +28,8 @@ INSPECT_S = 3.0
 
 
 class StopRanks(Activity[Evidence]):
-    """Kill and fence every rank up to a generation; the result is the machines' evidence."""
+    """Kill all ranks of this generation and earlier ones, and fence these generations; the result is the machines'
+    evidence."""
 
     name = "Stop ranks"
 
@@ -38,10 +39,10 @@ class StopRanks(Activity[Evidence]):
     patience_s: float = 30.0
     """Silent agents are asked again for this long, seconds."""
     probed: bool = False
-    """Probe an agent that does not answer the stop: it is silent only if it does not answer the probe for
-    ``patience_s`` either."""
+    """Slow agents are probed: an agent counts as silent only if it answers neither the stop nor a probe for
+    ``patience_s``."""
     dying_s: float = 15.0
-    """The longest wait for the end of killed ranks before the answer reports them, seconds."""
+    """Killed ranks that still exist after this time are reported in the result, seconds."""
     why: str = ""
     """The reason for the stop, for the timeline."""
 

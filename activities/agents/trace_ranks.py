@@ -1,6 +1,6 @@
 """Trace ranks: sample the ranks of a hung job before they are stopped.
 
-The samples are kept in the ledger, in full; only the result crosses Temporal.
+The samples are kept in the ledger, in full; only the result passes through Temporal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOM_S = 4.0
 class TraceRanks(Activity[HangResult]):
     """Sample all ranks of a hung job; the result says on which machine it hangs, if the samples show that.
 
-    The ranks continue. The activity has at most two attempts, within the limit of the policy.
+    The ranks continue. All attempts of the activity together have the time limit of the policy.
     """
 
     name = "Trace ranks"
@@ -41,7 +41,7 @@ class TraceRanks(Activity[HangResult]):
 
     @property
     def sample_s(self) -> float:
-        """Return the time limit of one sample, seconds."""
+        """The time limit of one sample, seconds."""
         return min(LONGEST_SAMPLE_S, max((self.job.spec.policy.hang.trace_s - ROOM_S) / 2, 0.5))
 
     def line(self) -> str:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 ROOM = timedelta(seconds=20)
-"""The extra time of a round, beside its samples."""
+"""The time of a round in addition to its samples."""
 
 LOOKS = 10
 """The number of samples in a round; there are fewer if a sample takes longer."""
 PACE_S = 2.0
-"""The longest wait for the machines' report of their ranks' pace, seconds."""
+"""The longest wait for a machine's report of how fast its ranks step, seconds."""
 SLEEPS = "S"
 """The state of a process that waits."""
 SILENT_KEPT = 8
@@ -48,7 +48,7 @@ LOGGED = 16
 class VoteRound(Activity[SlowRound]):
     """Sample all ranks of a slow job for one round; the result is the machine that gets the flag, and the reason.
 
-    It is retried when a worker dies, within the time of three rounds.
+    If a worker dies, the activity is retried; all attempts together may take as long as about three rounds.
     """
 
     name = "Look for a slow machine"
@@ -62,7 +62,7 @@ class VoteRound(Activity[SlowRound]):
 
     @property
     def round_s(self) -> float:
-        """Return the length of the round, seconds."""
+        """The length of the round, seconds."""
         return self.job.spec.policy.slow.round_s
 
     def line(self) -> str:
@@ -140,7 +140,7 @@ def times_of(metrics: pb.Metrics) -> RankTimes:
     tokens = metrics.tokens_per_s * metrics.step_s
     before = metrics.typical_tokens_per_s * metrics.typical_step_s
     return RankTimes(
-        # The duration of the steps over which the CPU time was measured: they may be 31 steps older than the last.
+        # The duration of the steps over which the CPU time was measured; they may be 31 steps older than the last step.
         step_s=metrics.cpu.step_s or metrics.step_s,
         typical_step_s=metrics.typical_step_s,
         cpu=_cpu(metrics.cpu) if metrics.HasField("cpu") else None,
@@ -154,7 +154,7 @@ def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
 
 
 def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
-    """Return what one sample shows of each rank; what cannot be read is left out."""
+    """Return what one sample shows of each rank; data that cannot be read is left out."""
     from agent.tracer.dump_files import files_of
 
     reader = FolderReader(stacks)

@@ -1,4 +1,4 @@
-"""The interface that every kind of cluster implements, and clusters whose machines are listed in a file."""
+"""The interface of all kinds of clusters, and the kind of cluster whose machines are listed in a file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Cluster(Protocol):
         ...
 
     async def provision(self, machines: int) -> None:
-        """Grow the cluster to a number of machines: new ones appear in the list, and are ready some time later.
+        """Grow the cluster to a number of machines: new machines appear in the list, and are ready some time later.
 
-        A repeated call changes nothing, nor does a call when there are as many machines already.
+        A repeated call changes nothing. A call for no more machines than the cluster has changes nothing either.
 
         Args:
             machines: The total number, at most :attr:`Listing.at_most`.
@@ -55,7 +55,8 @@ class ListedCluster:
         """Create the cluster.
 
         Args:
-            read: Reads the file each time, so a change has effect at once. It may block, and raises EverstepError.
+            read: Reads the file. It is called each time, so a change of the file has effect at once. It may block, and
+                raises EverstepError.
             grow: Grows the cluster to a number of machines, see :meth:`provision`; None: it cannot grow.
         """
         self._read = read

@@ -6,5 +6,5 @@ intervals for ever, in SQLite or PostgreSQL::
     ledger = Ledger.open("sqlite:////var/lib/everstep/ledger.db")     # synchronous, for the command line
     await ledger.call(Ledger.job_ended, "gpt", ended_ns=now, outcome="finished")   # from an async activity
 
-A write may be repeated, and two attempts of it may overlap: a stored value is never overwritten.
+A write may be repeated, and two attempts of a write may overlap, because a stored value is never overwritten.
 """

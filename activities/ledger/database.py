@@ -18,7 +18,7 @@ from everstep.errors import LedgerError
 BUSY_TIMEOUT_S = 15.0
 """The longest wait of a writer for another writer, seconds."""
 CONNECT_TIMEOUT_S = 5
-"""The time limit of a connection to PostgreSQL, seconds."""
+"""The time limit for connecting to PostgreSQL, seconds."""
 POOL_SIZE = 4
 _LOCK_CLASS = 0x45565354  # "EVST": no other program uses this class of advisory locks
 _WRITE = "everstep_write"
@@ -56,7 +56,7 @@ class LedgerUrl:
 
     @property
     def file(self) -> Path | None:
-        """Return the database file; None for PostgreSQL."""
+        """The database file; None for PostgreSQL."""
         return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
 
@@ -71,7 +71,7 @@ def connect(url: LedgerUrl) -> Engine:
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": CONNECT_TIMEOUT_S},
             )
-        # isolation_level None: the driver begins no transactions of its own; they begin below.
+        # With isolation_level None, the driver begins no transactions; _begin_sqlite begins all of them.
         engine = create_engine(
             url.url,
             pool_size=POOL_SIZE,
@@ -91,7 +91,8 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # IMMEDIATE waits for the write lock at the begin; a later change from a read lock to it would fail at once.
+    # IMMEDIATE waits for the write lock. A transaction that takes a read lock first, and then needs the write lock,
+    # would fail at once instead.
     writes = connection.get_execution_options().get(_WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -101,7 +102,7 @@ def _switch_to_wal(engine: Engine) -> None:
     while True:
         raw = engine.raw_connection()
         try:
-            # The switch to WAL needs the whole file, and does not always wait for it.
+            # The switch to WAL needs the file for itself alone, and does not always wait until it gets it.
             raw.cursor().execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:

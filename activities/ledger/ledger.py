@@ -1,7 +1,8 @@
 """The ledger's methods.
 
-Writes are idempotent by natural key and fill each column once, because an activity may run twice and its attempts may
-overlap. If the first write of a row was lost because the ledger was away, later writes make the row.
+Writes are idempotent: a row has a natural key, and each of its columns is filled only once. This is needed because an
+activity may run twice and its attempts may overlap. If the first write of a row was lost because the ledger was
+unreachable, a later write inserts the row.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Ledger:
 
         Args:
             url: ``sqlite:////absolute/path/ledger.db`` or ``postgresql+psycopg://user@host/database``.
-            create: Make a SQLite file that does not exist; commands that only read pass False.
+            create: Make the SQLite file if it does not exist; commands that only read pass False.
 
         Raises:
             LedgerError: the ledger is unreachable, is damaged, or is newer than this release.
@@ -96,7 +97,8 @@ class Ledger:
                 raise LedgerError(f"there is no ledger at {where.file}: run a job first, or name another with --ledger")
             try:
                 where.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))  # the mode of SQLite's other files too
+                # SQLite gives its other files the same mode.
+                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))
             except OSError as error:
                 raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
         engine = connect(where)
@@ -121,7 +123,7 @@ class Ledger:
     async def call(self, method: Callable[Concatenate[Ledger, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method in the ledger's threads: ``await ledger.call(Ledger.jobs)``.
 
-        Cancelling the await does not stop the call; it is idempotent.
+        Cancelling the await does not stop the call. The call may be repeated, because every write is idempotent.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: method(self, *args, **kwargs))
@@ -153,7 +155,8 @@ class Ledger:
             )
 
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
-        """Close the newest run of a job that had started by ``ended_ns``; a late attempt must not close a later run."""
+        """Close a job's newest run of those that had started by ``ended_ns``: a late attempt must not close a later
+        run."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
@@ -195,7 +198,7 @@ class Ledger:
         self._incident(id, learned)
 
     def incident_evidence(self, id: str, evidence: Evidence) -> None:
-        """Keep the machines' evidence after the stop; the first evidence of an incident stays."""
+        """Keep the machines' evidence after the stop; the first evidence of an incident is never replaced."""
         self._incident(id, {"evidence": as_json(evidence)})
 
     def incident_event(self, id: str, position: int, *, time_ns: int, stage: str, text: str) -> None:
@@ -206,7 +209,8 @@ class Ledger:
             fill(connection, IncidentEvents, key | {"position": position}, row)
 
     def incident_closed(self, id: str, report: IncidentReport, *, closed_ns: int) -> None:
-        """Close an incident with its report; the symptom of its first failure replaces the one that was reported."""
+        """Close an incident with its report; the symptom of the report's first failure replaces the watcher's
+        symptom."""
         learned = {
             "closed_ns": closed_ns,
             "resolution": clean(report.resolution),
@@ -220,7 +224,7 @@ class Ledger:
         }
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
-            if report.failures:  # what the watcher reported may be a consequence of the first one
+            if report.failures:  # the watcher may have reported only a consequence of the first failure
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
@@ -259,7 +263,8 @@ class Ledger:
             fill(connection, Intervals, key, {"end_ns": end_ns, "cause": clean(cause) or None})
 
     def versions_seen(self, job: str, versions: Sequence[JobVersion], *, seen_ns: int) -> None:
-        """Keep the versions of a job's newest run, with their state at ``seen_ns``; a state seen later stays."""
+        """Keep the versions of a job's newest run, with their state at ``seen_ns``. A stored state that was seen later
+        is not replaced."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=seen_ns)
             for version in versions:
@@ -302,7 +307,7 @@ class Ledger:
             return [incident_record(row) for row in connection.execute(query.limit(limit)).mappings()]
 
     def incident(self, id: str) -> IncidentRecord | None:
-        """Return an incident with its events; if a number was used twice, the newest."""
+        """Return an incident with its events; if its id was used twice, the newest incident with this id."""
         with self._reading() as connection:
             query = incident_query().where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
             row = connection.execute(query).mappings().first()
@@ -316,7 +321,7 @@ class Ledger:
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
 
     def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
-        """Return the samples of an incident, in order; if the number was used twice, of the newest."""
+        """Return the samples of an incident, in order; if its id was used twice, those of the newest incident."""
         newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
         query = (
             select(IncidentLooks.look, IncidentLooks.machine, IncidentLooks.time_ns, IncidentLooks.data)
@@ -372,7 +377,7 @@ class Ledger:
         quiet_since_ns: int | None = None,
         parked: Mapping[str, bool] | None = None,
     ) -> list[TimeSpent] | None:
-        """Return how a run spent its time, with the causes of unproductive time; None: see :meth:`ettr`.
+        """Return how a run spent its time, with the causes of unproductive time; None: as in :meth:`ettr`.
 
         Args:
             job: The job's name, for its newest run, or the number of a run.

@@ -43,7 +43,7 @@ class EventWriter:
         return written
 
     async def run(self) -> None:
-        """Write until cancelled; a ledger that is away is tried again."""
+        """Write events until cancelled; a write that failed is repeated until the ledger is reachable again."""
         while True:
             batch = [await self._queue.get()]
             while len(batch) < TOGETHER and not self._queue.empty():

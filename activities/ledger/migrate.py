@@ -1,7 +1,7 @@
 """Migrates a ledger's tables to this release.
 
 A ledger of a newer release is used without changes if the newer release only added to the tables. So workers can be
-upgraded one after the other, and the earlier release can still use the ledger.
+upgraded one after the other: a worker of the earlier release can still use the ledger.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ if TYPE_CHECKING:  # most ledgers are up to date and need no alembic, which is s
 HEAD = "0003"
 """The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
-"""The table of the revision. It is not alembic's default, because a PostgreSQL database may hold other programs' tables
-too."""
+"""The name of the table with the revision. Alembic's default name is not used, because a PostgreSQL database may also
+hold tables of other programs."""
 
 _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 
 
 def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
-    """Upgrade to a revision, in one transaction that holds the writers' lock.
+    """Upgrade to a revision, in one transaction that holds a lock.
 
     If two workers start at the same time, the second waits for the first and then has nothing to do. A kill in the
     middle does not change the ledger.
 
     Raises:
-        LedgerError: the ledger is damaged, not a ledger, or of a newer release that did more than add to it.
+        LedgerError: the database is damaged, is not a ledger, or was changed by a newer release in such a way that this
+            release cannot use it.
     """
     with reading(engine, url) as connection:
         _check_file(connection, url)
@@ -47,7 +48,7 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
             return
     from alembic import command
 
-    # There is no time limit: it may take long to rewrite a table with the data of years, and other workers wait.
+    # There is no time limit, because it may take long to rewrite a table with the data of years. Other workers wait.
     with _ALEMBIC, writing(engine, url, "migrate", bounded=False) as connection:
         # This is checked under the lock, because another worker may have migrated the ledger before.
         _check_revision(connection, url, config)

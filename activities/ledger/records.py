@@ -78,7 +78,7 @@ class IncidentRecord(LedgerAnswer):
     anomaly: dict[str, Any] | None = None
     evidence: dict[str, Any] | None = None
     seen_ns: int | None = None
-    """When the machine saw the fault."""
+    """The time at which a machine saw the fault."""
     opened_ns: int | None = None
     closed_ns: int | None = None
     resolution: str | None = None
@@ -92,12 +92,13 @@ class IncidentRecord(LedgerAnswer):
     """Whether the job was recovered; None while the incident is open."""
     report: dict[str, Any] | None = None
     problem: str = ""
-    """The part of the row that cannot be read and is left out; empty: all of it is readable."""
+    """A text about the columns that cannot be read and are left out; empty: all columns are readable."""
     events: list[IncidentEventRecord] = Field(default_factory=list)
 
     @property
     def fault_ns(self) -> int | None:
-        """Return the time of the fault, or else of the opening: times in a report count from it."""
+        """The time of the fault; if it is not known, the time at which the incident was opened. The times in a report
+        count from here."""
         return self.seen_ns or self.opened_ns
 
     def parsed_report(self) -> IncidentReport | None:

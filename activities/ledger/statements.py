@@ -59,7 +59,7 @@ def fill(connection: Connection, table: type[LedgerTable], key: Mapping[str, Any
 def fill_latest(
     connection: Connection, table: type[CodeVersions], key: Mapping[str, Any], row: Mapping[str, Any]
 ) -> None:
-    """Insert a row, or replace a row that was seen earlier."""
+    """Insert a row, or replace the stored row unless it was seen later than the new one."""
     statement = insert(connection, table).values({**key, **row})
     connection.execute(
         statement.on_conflict_do_update(
@@ -104,7 +104,8 @@ def this_run(run: int) -> ScalarSelect[int]:
 
 
 def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> int:
-    """Return the newest run of a job; with ``by_ns``, only of runs that had begun by then."""
+    """Return the newest run of a job; with ``by_ns``, the newest run that had begun by that time. If there is none,
+    insert a row for it."""
     run = connection.scalar(select(newest_run(job, by_ns)))
     if run is None:
         # The start of the job was not written yet; job_started fills this row later.
@@ -114,7 +115,7 @@ def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> 
 
 
 def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill columns of an incident's row; returns its key."""
+    """Insert an incident's row, or fill its columns that are NULL; returns the key of the row."""
     job, number = incident_parts(id)
     key = {"run": run_to_write(connection, job), "number": number}
     fill(connection, Incidents, key, {"id": incident_workflow_id(job, number), **learned})
@@ -141,7 +142,8 @@ def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ())
 
 
 def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
-    """Return the intervals of a run in the order of time: noted ones, and those that follow from incidents."""
+    """Return the intervals of a run in the order of time: noted intervals, and those computed from its launches and
+    incidents."""
     noted = connection.execute(select(Intervals.__table__).where(Intervals.run == run))
     spans = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))

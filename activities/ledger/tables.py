@@ -3,7 +3,7 @@
 A job's name may be used again, so rows belong to a *run* of the job. Columns whose values are not known yet are NULL.
 Times are nanoseconds of the wall clock.
 
-Changing a table needs a new file in ``migrations/versions``; a test compares both.
+Changing a table needs a new file in ``migrations/versions``; a test compares the tables with these files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Jobs(LedgerTable):
     __tablename__ = "jobs"
     __table_args__ = (UniqueConstraint("name", "started_ns"),)
 
-    # Integer, not BigInteger: SQLite numbers rows by itself in an INTEGER column only.
+    # Integer, not BigInteger: SQLite numbers rows automatically only in an INTEGER column.
     run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
     name: Mapped[str]
     started_ns: Mapped[int]
@@ -120,7 +120,7 @@ class IncidentEvents(LedgerTable):
 
 
 class MachineEvents(LedgerTable):
-    """The agents' observations. The time is in the key, because an agent that lost its log numbers from 1 again."""
+    """The agents' observations. The time is in the key, because an agent that has lost its log counts from 1 again."""
 
     __tablename__ = "machine_events"
     __table_args__ = (Index(None, "job", "time_ns"),)
@@ -178,4 +178,4 @@ class CodeVersions(LedgerTable):
     version: Mapped[dict[str, Any]]
     """The version as JSON."""
     seen_ns: Mapped[int]
-    """The time of this state, nanoseconds."""
+    """The time at which this state was seen, nanoseconds."""

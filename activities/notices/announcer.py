@@ -1,7 +1,8 @@
-"""Detects events that people must be notified of, and starts the delivery of each: a loop in every worker.
+"""A loop in every worker, which detects events that people must be notified of and starts the delivery of each event.
 
-It needs no state. The delivery of an event is a workflow whose id contains the event's id, and Temporal never starts it
-twice. So several or restarted workers deliver an event once, as long as the namespace keeps closed workflows.
+The loop stores no state. The delivery of an event is a workflow whose id contains the event's id, and Temporal never
+starts it twice. So an event is delivered once, even if there are several workers or a worker is restarted, as long as
+the namespace keeps closed workflows.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ log = structlog.get_logger("notices")
 LOOK_S = 5.0
 """The time between two polls, seconds."""
 SHORT_FOR_S = 60.0
-"""The shortest shortage of machines that people are notified of, seconds."""
+"""People are notified of a shortage of machines once it has lasted this long, seconds."""
 ANSWER_LIMIT = timedelta(seconds=5)
 """A workflow that does not answer within this time is asked again at the next poll."""
 ASKED_AT_ONCE = 8
-"""The largest number of workflows that are asked at the same time, because a query may replay the workflow."""
+"""The largest number of workflows that are asked at the same time. It is small because a query may replay the
+workflow."""
 KEPT = 10_000
 """The number of events and workflows that are remembered, so that Temporal is not asked about them again."""
 SUMMARY_CHARACTERS = 90
@@ -80,7 +82,7 @@ class Announcer:
         settings: The receivers.
         task_queue: The cluster's task queue.
         ui_url: The address of Temporal's Web UI; empty: it is not known.
-        short_for_s: The shortest shortage of machines that people are notified of, seconds.
+        short_for_s: People are notified of a shortage of machines once it has lasted this long, seconds.
     """
 
     def __init__(
@@ -110,8 +112,7 @@ class Announcer:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Poll once for all events that some receiver wants; each kind of error is logged once, and the poll is
-        repeated."""
+        """Poll once for all events that some receiver wants. No error is raised; each kind of error is logged once."""
         lately = f'CloseTime>"{(datetime.now(UTC) - timedelta(seconds=notices.LATE_S)).isoformat()}"'
         if self._wants(NoticeKind.PARKED, NoticeKind.BREAKER_TRIPPED):
             await self._succeeded("parked incidents", self._each(PARKED, self._ask_incident))
@@ -137,7 +138,7 @@ class Announcer:
         return True
 
     async def _each(self, condition: str, ask: Ask) -> None:
-        """Ask each workflow in the list; a closed workflow is asked once."""
+        """Ask each workflow that meets the condition; a closed workflow that has answered is not asked again."""
         query = f'TaskQueue="{self._task_queue}" AND {condition}'
         listed = [one async for one in self._client.list_workflows(query) if one.run_id not in self._over]
 
@@ -184,7 +185,7 @@ class Announcer:
         await self._announce(due, id)
 
     async def _announce(self, events: Iterable[Notice], workflow: str) -> None:
-        """Start the delivery of each new event; the link of its notice shows ``workflow``."""
+        """Start the delivery of each new event; the notice has a link to ``workflow``."""
         for event in events:
             receivers = self._settings.for_kind(event.kind)
             if event.id in self._announced or not receivers:

@@ -35,7 +35,7 @@ async def post(
         deadline_s: The time limit of the whole exchange, seconds.
 
     Raises:
-        NoticeError: the notice was not accepted; the message has neither path nor headers.
+        NoticeError: the notice was not accepted; the message contains neither the URL's path nor the headers.
     """
     parts = urlsplit(url)
     path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
@@ -82,7 +82,8 @@ def _exchange(
     body: bytes,
     headers: Mapping[str, str],
 ) -> str:
-    """Send and receive, in a thread of its own, until it is done or the socket in ``opened`` is shut down."""
+    """Send the request and return the answer's status. This runs in a thread, and ends early if the socket in
+    ``opened`` is shut down."""
     with contextlib.closing(connection):
         connection.connect()
         opened.append(connection.sock)

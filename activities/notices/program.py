@@ -1,4 +1,5 @@
-"""Runs the site's own program that notifies people. It gets the notice on its standard input, and has a time limit."""
+"""Runs the site's own program that notifies people. The program gets the notice on its standard input, and has a time
+limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PIPE_BYTES = 1 << 16
 async def run(command: Sequence[str], standard_input: bytes, deadline_s: float) -> str:
     """Run the program to its end; returns its result, e.g. ``exit code 0: sent``.
 
-    Processes that it leaves running, and their open files, are not awaited.
+    Processes that the program leaves running, and their open files, are not awaited.
 
     Args:
         command: The program with its arguments.
@@ -56,7 +57,7 @@ async def run(command: Sequence[str], standard_input: bytes, deadline_s: float) 
 
 @contextlib.contextmanager
 def _input(contents: bytes) -> Iterator[int]:
-    """Yield a file in memory, so that a program that does not read its input blocks nothing."""
+    """Yield a file in memory with the contents. Unlike a pipe, it blocks nothing if the program does not read it."""
     file = os.memfd_create("notice")
     try:
         os.write(file, contents)
@@ -67,7 +68,8 @@ def _input(contents: bytes) -> Iterator[int]:
 
 
 class _ProgramOutput:
-    """A pipe for the program's output. It is not one of asyncio's, which wait until no process has them open."""
+    """A pipe for the program's output. The pipes of asyncio are not used, because asyncio waits until no process has
+    them open."""
 
     def __enter__(self) -> _ProgramOutput:
         self._ours, self.theirs = os.pipe()
@@ -88,5 +90,5 @@ class _ProgramOutput:
 
     @property
     def last_line(self) -> str:
-        """Return the last line of the output; empty: there is none."""
+        """The last line of the output; empty: there is none."""
         return next(reversed(self._written.decode(errors="replace").strip().splitlines()), "")

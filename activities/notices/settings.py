@@ -5,14 +5,14 @@ The file is TOML, one table for each receiver::
     [[receiver]]
     name = "pager"                                  # the name in logs and in the Web UI
     kinds = ["parked", "job-failed"]                # the default is all kinds
-    url = "https://events.example/v2/notices"       # it gets a POST of JSON
+    url = "https://events.example/v2/notices"       # gets each notice as a POST of JSON
     headers_from = {Authorization = "PAGER_AUTHORIZATION"}   # header = name of the worker's variable
     ca_file = "/etc/everstep/events-ca.crt"         # in addition to the system's authorities
     deadline_s = 10
 
     [[receiver]]
     name = "mail"
-    command = ["/opt/site/mail-on-call", "--short"]  # it gets the JSON on its standard input; there is no shell
+    command = ["/opt/site/mail-on-call", "--short"]  # gets the JSON on its standard input; there is no shell
 
 ``url_from = "VARIABLE"`` replaces ``url`` if the address itself is a secret.
 """
@@ -59,7 +59,7 @@ class Receiver(BaseModel):
     headers_from: dict[str, str] = Field(default_factory=dict)
     """Header → name of the variable that has its value."""
     ca_file: Path | None = None
-    """Certificates of authorities that are trusted besides the system's."""
+    """Certificates of authorities that are trusted in addition to the system's."""
     deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
     """The time limit of each attempt, seconds."""
 
@@ -93,7 +93,7 @@ class NoticeSettings(BaseModel):
             origin: The source of the table for messages, e.g. the path of the file.
 
         Raises:
-            ConfigError: the file has errors; the message lists all with place and remedy. Values of
+            ConfigError: the file has errors; the message lists all errors, each with its place and remedy. Values of
                 variables are not shown.
         """
         try:
@@ -113,7 +113,7 @@ class NoticeSettings(BaseModel):
 
 
 def url_of(receiver: Receiver, env: Mapping[str, str]) -> str:
-    """Return where notices are sent; "" if a variable is missing."""
+    """Return the URL to which notices are sent; empty: its variable is missing."""
     return receiver.url or env.get(receiver.url_from, "").strip()
 
 
@@ -153,7 +153,7 @@ def _problems(receiver: Receiver, env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value(name: str, env: Mapping[str, str]) -> str:
-    """Return what is wrong with the value of a variable, without the value."""
+    """Return what is wrong with the value of a variable, without showing the value; empty: nothing is wrong."""
     value = env.get(name, "").strip()
     if not value:
         return f"the variable {name} is not set: set it where the workers, or 'everstep up', are started"
@@ -176,7 +176,7 @@ def _of_url(url: str) -> Iterator[str]:
 
 
 def target(parts: SplitResult) -> str:
-    """Return a URL's host, which logs may show: path and query may be secret."""
+    """Return a URL's host, the only part that logs may show: path and query may be secret."""
     return parts.netloc.rpartition("@")[2]
 
 

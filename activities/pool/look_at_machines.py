@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.v1 import agent_pb2 as pb
 
 LIMIT = timedelta(minutes=2)
-"""The time limit of a poll: the next poll may succeed."""
+"""The time limit of a poll. A poll that exceeds it is given up, because the next poll may succeed."""
 ANSWER_S = 3.0
 """A machine that does not answer within this time cannot be used now, seconds."""
 RELEASE_S = 30.0
@@ -59,8 +59,8 @@ class _Jobs:
     """Why the running jobs are not known; empty: they are."""
 
     def have_left(self, remains: ToClean) -> bool:
-        """Return whether the job reports that it has left the machine. Before that, its ranks may still step there, and
-        its incident must stop them."""
+        """Return whether the job is known to have left the machine. Until then its ranks may still step there, and its
+        incident must stop them."""
         if remains.job in self.over:
             return True
         machine, jobs = remains.machine.name, [job for job in self.running if job.job == remains.job]
@@ -131,7 +131,8 @@ class LookAtMachines(Activity[PollAnswers]):
     async def _ask(
         self, tools: Tools, machine: Machine, described: pb.DescribeReply | str, remains: ToClean | None
     ) -> tuple[str, bool]:
-        """Return why a machine cannot be used, and whether nothing is left of the job that it was evicted from."""
+        """Release what is left of the job from which a machine was evicted. Return why the machine cannot be used
+        (empty: it can), and whether nothing of that job is left."""
         from agent.v1 import agent_pb2 as pb
 
         if isinstance(described, str):
@@ -155,7 +156,7 @@ class LookAtMachines(Activity[PollAnswers]):
 
 
 async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]) -> dict[str, T]:
-    """Return the answers by name of the machine; a limited number of machines is asked at the same time."""
+    """Return machine → its answer; a limited number of machines is asked at the same time."""
     room, listed = asyncio.Semaphore(MACHINES_AT_ONCE), list(machines)
 
     async def in_room(machine: Machine) -> T:
@@ -167,7 +168,7 @@ async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Corouti
 
 
 def _fault_of(reply: pb.InspectReply) -> str:
-    """Return why inspections report a faulty machine; empty: they do not, or the result is unknown."""
+    """Return the worst fault that inspections report; empty: they report no fault, or the result is unknown."""
     from agent.reporting.observations import finding_of
 
     found = worst_first(finding_of(one) for state in reply.inspections for one in state.findings)
@@ -175,7 +176,8 @@ def _fault_of(reply: pb.InspectReply) -> str:
 
 
 async def _ask_jobs(client: Client, task_queue: str, leased: Iterable[str]) -> _Jobs:
-    """Return where the jobs of a cluster run; jobs with leases are asked even if the list does not have them yet."""
+    """Return where the jobs of a cluster run. Jobs with leases are asked even if Temporal's list does not have them
+    yet."""
     names = dict.fromkeys(leased)
     jobs = _Jobs()
     try:

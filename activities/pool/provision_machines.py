@@ -17,7 +17,7 @@ LIMIT = timedelta(minutes=1)
 
 
 class ProvisionMachines(Activity[None]):
-    """Grow the cluster to a total number of machines; to run it twice changes nothing."""
+    """Grow the cluster to a total number of machines; a second run with the same number changes nothing."""
 
     name = "Provision machines"
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 LIMIT = timedelta(minutes=10)
 """The time limit; machines that exceed it are not tried again for the same version."""
 AT_ONCE = 4
-"""The largest number of machines at the same time: this is not urgent, and jobs need the worker."""
+"""The largest number of machines that are made ready at the same time. It is small because this work is not urgent, and
+jobs need the worker."""
 TRY_S = 120.0
 """The longest wait for a script to reach its call of ``join``, seconds."""
 JOB_ANSWER = timedelta(seconds=5)
@@ -35,7 +36,8 @@ JOB_ANSWER = timedelta(seconds=5)
 
 
 class ReadyStandbys(Activity[ReadyResult]):
-    """Bring a version to machines and try it there; a job with a newer version is left to the next poll."""
+    """Bring a version to machines and try it there. Nothing is done if the job has a newer version by now; the next
+    poll requests that version."""
 
     name = "Ready standbys"
 
@@ -69,7 +71,7 @@ class ReadyStandbys(Activity[ReadyResult]):
         return found
 
     async def _on(self, tools: Tools, machine: Machine, spec: JobSpec, shipment: Shipment) -> str:
-        """Return the problem of a version on one machine; empty: there is none."""
+        """Bring a version to one machine and try it there; returns its problem, or an empty text."""
         from agent.v1 import agent_pb2 as pb
 
         client = tools.agents.get(machine.address)

@@ -1,7 +1,7 @@
 """The requests of jobs and incidents to the machine pool: lease, replace and give back machines, and await standbys.
 
-A workflow cannot send an update to another workflow, so activities send them. An update may be sent twice: the pool
-knows a lease by its run and a replacement by its id, and gives the same answer.
+A workflow cannot send an update to another workflow, so activities send the updates. An update may be sent twice: the
+pool recognizes a lease by its run and a replacement by its id, and gives the same answer again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ASK_AGAIN_S = 1.0
 POOL_LIMIT = timedelta(seconds=15)
 """An incident, or the end of a job, does not wait longer than this for the pool."""
 ANSWER_LIMIT = timedelta(seconds=10)
-"""The request is repeated after this time without an answer."""
+"""A request to the pool that gets no answer within this time is repeated."""
 POOL_TASK_TIMEOUT = timedelta(seconds=3)
 """A worker that dies during a workflow task of the pool delays the pool by this long."""
 REFUSED_S = 10.0
@@ -54,7 +54,7 @@ T = TypeVar("T", bound=BaseModel | int)
 class LeaseMachines(Activity[Leased]):
     """Lease the machines of a job that starts; machines of other jobs are requested again for a while.
 
-    The activity waits for a pool that does not answer, because no two jobs may share a machine.
+    If the pool does not answer, the activity waits for it, because two jobs may not share a machine.
     """
 
     name = "Lease machines"
@@ -79,7 +79,7 @@ class LeaseMachines(Activity[Leased]):
 
 
 class ReplaceMachines(Activity[Replaced]):
-    """Lease the replacements: all of them, or none."""
+    """Lease the machines that replace evicted ones: all that are needed, or none."""
 
     name = "Replace machines"
 
@@ -96,7 +96,7 @@ class ReplaceMachines(Activity[Replaced]):
 
 
 class GiveMachinesBack(Activity[int]):
-    """Report to the pool that a job has left its machines; the result is how many the job had."""
+    """Report to the pool that a job has left its machines; the result is the number of machines that the job had."""
 
     name = "Give machines back"
 
@@ -113,7 +113,7 @@ class GiveMachinesBack(Activity[int]):
 
 
 class AwaitStandbys(Activity[int]):
-    """Wait until the pool has a number of free machines; the result is the number that it has."""
+    """Wait until the pool has enough free machines, or the time is up; the result is the number of free machines."""
 
     name = "Await standbys"
 

@@ -35,7 +35,7 @@ class FileChanges:
     removed: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     before: dict[str, list[str]] = field(default_factory=dict)
-    """Path → its lines; an added file has none."""
+    """Path → the file's lines; an added file is missing here."""
     after: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -150,7 +150,7 @@ def _arguments(before: list[str], after: list[str]) -> str:
     parts = []
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         old, new = _cut(" ".join(before[max(i1 - 1, 0) : i2])), _cut(" ".join(after[max(j1 - 1, 0) : j2]))
-        if tag != "equal":  # include the word before: it is the name of the option
+        if tag != "equal":  # the word before is included, because it is the name of the option
             parts.append(f"{old or 'none'} -> {new or 'none'}")
     return listed(parts)
 
@@ -166,7 +166,7 @@ def _variables(before: Mapping[str, str], after: Mapping[str, str], redact: Sequ
 
 
 def packages_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return e.g. ``torch 2.10 -> 2.11`` for each distribution that differs; none if a side is not known."""
+    """Return e.g. ``torch 2.10 -> 2.11`` for each distribution that differs; empty if one side is not known."""
     if not (before and after):
         return []
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

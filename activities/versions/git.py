@@ -1,6 +1,7 @@
 """Reads git: a folder's files, its newest commit, the tree of a revision, and the commits between two revisions.
 
-The folder may belong to any user, so the worker's git runs no program that the folder's settings name.
+The folder may belong to any user, so git is called in such a way that it runs no program named in the folder's
+settings.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class GitFolder:
         self.folder = folder
 
     def files(self) -> list[str]:
-        """Return the files below the folder that git does not ignore, with those of submodules.
+        """Return the files below the folder that git does not ignore, including the files of submodules.
 
         Raises:
             ConfigError: git failed.
@@ -127,7 +128,7 @@ class GitFolder:
         return blobs
 
     def between(self, before: str, after: str) -> str:
-        """Return the commits from one commit to another, as text; empty: there are none, or the first is unknown here.
+        """Return the commits from one commit to another, as text; empty: there are none, or a commit is unknown here.
 
         Raises:
             ConfigError: git failed.
@@ -146,7 +147,7 @@ class GitFolder:
         return _git(self.folder, *arguments, may_fail=may_fail).decode(errors="replace")
 
     def _listed(self, *arguments: str) -> list[str]:
-        """Return git's output, split at NUL bytes; names that are not UTF-8 are decoded like the file system's."""
+        """Return git's output, split at NUL bytes; names that are not UTF-8 are decoded as for the file system."""
         return [os.fsdecode(entry) for entry in _git(self.folder, *arguments).split(b"\0") if entry]
 
 

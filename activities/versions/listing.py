@@ -1,8 +1,9 @@
-"""Lists the code files of a folder: what git tracks or does not ignore, or else what no ``.gitignore`` excludes.
+"""Lists the code files of a folder. In a git repository, these are the files that git tracks or does not ignore.
 
-Outside of a git repository, the rules of ``.gitignore`` files are git's own rules, byte for byte. A line decides about
-a file or folder itself. A walk goes from the top downwards and never enters an ignored folder, so no line can include a
-file in it again.
+Outside of a git repository, these are the files that no ``.gitignore`` excludes. The lines of ``.gitignore`` are
+interpreted by git's own rules, byte for byte. A line is matched with the path of a file or folder itself, not with the
+folders above it. The walk goes from the top downwards and never enters an ignored folder, so no line can include a file
+of an ignored folder again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class _Walk:
         return self._found
 
     def _walk(self, prefix: str, rules: tuple[tuple[str, IgnoreFile], ...]) -> None:
-        """List one folder; ``rules`` are those of the folders above it, each with its folder, the nearest last."""
+        """List one folder and the folders in it. ``rules`` are the rules of the folders above, each with its folder;
+        the nearest folder is last."""
         try:
             with os.scandir(self._folder / prefix) as listing:
                 entries = list(listing)
@@ -86,7 +88,7 @@ class _Walk:
 
 
 def _ignored(rules: tuple[tuple[str, IgnoreFile], ...], path: str, *, is_folder: bool) -> bool:
-    """Return whether a path is ignored: the nearest file with a matching rule decides."""
+    """Return whether a path is ignored: the nearest ``.gitignore`` with a matching rule decides."""
     for prefix, file in reversed(rules):
         ignored = file.ignores(path.removeprefix(prefix), is_folder=is_folder)
         if ignored is not None:
@@ -96,7 +98,7 @@ def _ignored(rules: tuple[tuple[str, IgnoreFile], ...], path: str, *, is_folder:
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRule:
-    """The rule of one line."""
+    """The rule in one line of a ``.gitignore``."""
 
     pattern: re.Pattern[str]
     ignores: bool
@@ -106,7 +108,7 @@ class IgnoreRule:
 
 
 class IgnoreFile:
-    """The rules of one file.
+    """The rules of one ``.gitignore``.
 
     Args:
         contents: The contents of the file.
@@ -143,7 +145,7 @@ def _rule(line: str) -> IgnoreRule | None:
 
 
 def _without_spaces(line: str) -> str:
-    """Return a line without the spaces at its end; a backslash keeps one."""
+    """Return a line without the spaces at its end; a space after a backslash is kept."""
     bare = line.rstrip(" ")
     backslashes = len(bare) - len(bare.rstrip("\\"))
     return bare + " " if backslashes % 2 and bare != line else bare
@@ -188,7 +190,8 @@ def _expression(glob: str, *, crosses: bool) -> str | None:
 
 
 def _class(glob: str, at: int) -> tuple[str, int] | None:
-    """Return a set of characters and its end; None: it has no end, or an unknown class."""
+    """Return the regular expression for a set of characters, and the position after the set; None: the set has no end,
+    or names an unknown class."""
     negated = glob[at : at + 1] in {"!", "^"}
     at += negated
     inner, first, before = "", True, ""

@@ -1,6 +1,7 @@
 """Makes a version: from a folder, a git revision, or the running code with other arguments or variables.
 
-Commands use it like workers: for the first version of a job, and for updates from folders that only they can see.
+Workers make versions, and commands do too: for the first version of a job, and for updates from folders that only the
+command can read.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ async def first_version(
         progress: The progress of the snapshot, which is updated; None: it is not needed.
 
     Raises:
-        ConfigError: the folder cannot be a version.
-        VersionStoreError: the store does not accept it.
+        ConfigError: no version can be made of the folder.
+        VersionStoreError: the store does not accept the version.
     """
     with await _on_storage(lambda: folder_snapshot(folder, progress), str(folder)) as snapshot:
         version = CodeVersion.of(spec).model_copy(
@@ -89,7 +90,7 @@ async def next_version(
     Raises:
         NoSuchFolder: the folder is not on this machine.
         ConfigError: the version cannot be made.
-        VersionStoreError: the store does not accept it.
+        VersionStoreError: the store does not accept the version.
     """
     packages = asyncio.create_task(_threads.do(lambda: packages_of(running.python)))
     try:
@@ -142,7 +143,7 @@ async def changed(before: CodeVersion, after: CodeVersion, store: VersionStore |
 
 
 def folder_of(running: CodeVersion, request: UpdateRequest) -> Path:
-    """Return the folder that a requested version is made from.
+    """Return the folder from which a requested version is made.
 
     Raises:
         ConfigError: the request names no folder, and the origin of the running code is not known.
@@ -182,7 +183,7 @@ def script_in(snapshot: CodeSnapshot, folder: Path, script: str) -> str:
 
 
 def _by_links(folder: Path, inner: str) -> str:
-    """Return the file that a path through links within a folder leads to."""
+    """Return the path of a file after all links in it are followed; both paths are relative to the folder."""
     return os.path.relpath(os.path.realpath(folder / inner), os.path.realpath(folder))
 
 
@@ -191,7 +192,7 @@ def _snapshot(folder: Path, revision: str, progress: SnapshotProgress | None) ->
 
 
 def _script_of(running: CodeVersion, folder: Path) -> str:
-    """Return the script that runs; if it ran in place, its name is used in the other folder."""
+    """Return the path of the running script. If the script runs in place in another folder, return only its name."""
     if running.code or Path(running.script).is_relative_to(folder):
         return running.script
     return Path(running.script).name

@@ -1,4 +1,5 @@
-"""Lists the distributions of an interpreter: they are kept with a version, so that it can be rebuilt elsewhere."""
+"""Lists the distributions of an interpreter. The list is kept with a version, so that the version's environment can be
+rebuilt elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pathlib import Path
 import structlog
 
 LIMIT_S = 10.0
-"""The time limit of an interpreter for its list, seconds."""
+"""The time in which an interpreter must list its distributions, seconds."""
 MOST = 2000
 """The largest number of distributions that are kept."""
 _PROGRAM = """
@@ -33,7 +34,7 @@ log = structlog.get_logger("versions")
 
 
 def packages_of(python: str) -> dict[str, str]:
-    """Return an interpreter's distributions with versions; an error gives an empty result, and the job still runs.
+    """Return an interpreter's distributions with versions. An error is only logged, and the result is empty.
 
     Args:
         python: The path or name of the interpreter; empty: this process's own.
@@ -44,7 +45,7 @@ def packages_of(python: str) -> dict[str, str]:
         program = shutil.which(python)
         if not program:
             raise FileNotFoundError(f"there is no {python} here")
-        # -I: do not use modules in this folder, or this process's variables.
+        # -I: ignore modules in the current folder, and the PYTHON* variables of this process.
         ended = subprocess.run(
             [program, "-I", "-c", _PROGRAM],
             stdin=subprocess.DEVNULL,
@@ -74,7 +75,7 @@ def _changed(folder: str) -> float:
 
 def _bounded(found: Iterable[tuple[object, object]]) -> dict[str, str]:
     first: dict[str, str] = {}
-    for name, version in found:  # if there are several, Python imports the first
+    for name, version in found:  # if several have the same name, Python imports the first
         if name and version:
             first.setdefault(str(name)[:100], str(version)[:60])
     return dict(islice(sorted(first.items(), key=lambda item: item[0].lower()), MOST))

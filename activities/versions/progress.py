@@ -24,7 +24,7 @@ class SnapshotProgress:
 
     @property
     def text(self) -> str:
-        """Return e.g. ``1200 of 5000 files, 88.1 MB``."""
+        """The progress as a line, e.g. ``snapshot of the code: 1200 of 5000 files, 88.1 MB``."""
         if not self.of:
             return "snapshot of the code: listing its files"
         if self.files == self.of:

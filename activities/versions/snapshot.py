@@ -25,13 +25,13 @@ from everstep.model.version import Origin
 from everstep.system.code_archive import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, CodeFile, Packer, digest_of, leaves
 
 IN_MEMORY = 16 << 20
-"""A larger archive is kept in a temporary file, bytes."""
+"""An archive that is larger than this is kept in a temporary file, bytes."""
 NAMED = 5
 """The largest number of files and folders that an error names."""
 LEFT_OUT = (
     "have git ignore files that are not code (.gitignore), name a smaller folder with --code DIR, or run in place"
 )
-"""What to do about a folder that cannot be a version."""
+"""The advice about a folder of which no version can be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class CodeSnapshot:
     digest: str
     files: list[CodeFile]
     archive: BinaryIO
-    """The archive, at its beginning."""
+    """The archive, an open file at its beginning."""
     archive_bytes: int
     origin: Origin
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files, bytes."""
+        """The size of all files together, bytes."""
         return sum(file.bytes for file in self.files)
 
     def __enter__(self) -> CodeSnapshot:
@@ -93,7 +93,7 @@ def folder_snapshot(folder: Path, progress: SnapshotProgress | None = None) -> C
 
 
 def revision_snapshot(folder: Path, revision: str, progress: SnapshotProgress | None = None) -> CodeSnapshot:
-    """Return a snapshot of a git revision below a folder of its work tree; the folder's present files do not matter.
+    """Return a snapshot of the files that a git revision has below a folder; the folder's present files do not matter.
 
     Args:
         folder: The path of the folder.
@@ -147,7 +147,7 @@ def _contents(folder: Path, file: FoundFile) -> bytes:
 def _packed(
     found: Sequence[FoundFile], contents: Iterable[bytes], origin: Origin, progress: SnapshotProgress | None
 ) -> CodeSnapshot:
-    """Return an archive of files and their contents, in the order of their paths."""
+    """Return a snapshot with an archive of the files; ``contents`` are in the order of ``found``."""
     progress = progress or SnapshotProgress()
     progress.of = len(found)
     archive = cast(BinaryIO, tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="everstep-code-"))  # noqa: SIM115
@@ -173,7 +173,7 @@ def _packed(
 
 
 def _check(where: str, files: Sequence[FoundFile]) -> None:
-    """Raise an error if the files are not the code of a job."""
+    """Raise an error if there are no files, or if they are too many or too large for the code of a job."""
     total = sum(file.bytes for file in files)
     largest = sorted(files, key=lambda file: -file.bytes)
     large = [file for file in largest if file.bytes > MAX_FILE_BYTES]

@@ -34,7 +34,7 @@ from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, PIECE, Co
 ANSWER_S = 60.0
 """The time limit of a small read or write, seconds."""
 SLOWEST_BYTES = 1_000_000
-"""The slowest storage that is still awaited, bytes per second."""
+"""Storage is expected to be at least this fast, bytes per second."""
 PRUNE_S = 30.0
 """The time limit for the removal of unneeded files, seconds."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
@@ -101,7 +101,7 @@ class VersionStore:
         """Store a version of a job.
 
         Args:
-            job: Its name.
+            job: The name of the job.
             version: The version.
             snapshot: The version's code; None: the version runs in place, or the store has the code already.
         """
@@ -123,7 +123,8 @@ class VersionStore:
         return await self._do(lambda: self._read_code(digest), f"read the code {_short(digest)}", MOST_BYTES)
 
     async def full(self, job: str, version: CodeVersion) -> CodeVersion:
-        """Return a version with all data of its record, e.g. its origin; without a record it is unchanged."""
+        """Return a version with all data of its record, e.g. its origin; a version without a record is returned
+        unchanged."""
         name = _record(job, version)
         found = await self._do(lambda: self._jobs.read([name]), f"read a version of {job}")
         if name not in found:
@@ -148,11 +149,11 @@ class VersionStore:
         (await self.code(version.code)).close()
 
     async def prune(self, job: str, needed: Collection[str]) -> Prunable:
-        """Remove the files that no job needs any more. Errors are only logged.
+        """Remove the files that no job needs any more; returns what was removed. Errors are only logged.
 
         Args:
             job: The job whose versions are checked.
-            needed: The ids of its versions that must stay.
+            needed: The ids of the job's versions that must stay.
         """
         try:
             return await self._do(lambda: self._prune(job, needed), "remove unneeded versions", limit_s=PRUNE_S)
@@ -204,7 +205,8 @@ class VersionStore:
             private.make_folder(folder)
 
     def _put_code(self, snapshot: CodeSnapshot) -> None:
-        """Write the code even if it exists: then the file is complete, and too new to be removed by another worker."""
+        """Write the code even if the store has it: the new file is certainly complete, and too young to be removed by
+        another worker."""
         with tempfile.NamedTemporaryFile(prefix="everstep-code-") as local:
             snapshot.archive.seek(0)
             while data := snapshot.archive.read(PIECE):

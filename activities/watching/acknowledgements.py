@@ -16,7 +16,7 @@ class Acknowledgements:
     reported: set[int] = field(default_factory=set)
     """The generations whose end was reported to the job's workflow."""
     _ends: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Machine → generation → number of its newest end of a rank."""
+    """Machine → generation → number of the newest observation that a rank of the generation ended."""
     _noted: dict[str, dict[int, tuple[str, asyncio.Future[None]]]] = field(default_factory=dict)
     """Machine → number of a machine event → its job, and a future that is done once the event is in the ledger."""
     _heard: dict[str, int] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class Acknowledgements:
         self._heard[machine] = observation.sequence
         noted = self._noted.setdefault(machine, {})
         if observation.sequence < max(noted, default=0):
-            noted.clear()  # the agent lost its log, and starts its numbers again
+            noted.clear()  # the agent has lost its log, and counts from 1 again
         noted[observation.sequence] = observation.job, written
 
     def acknowledged(self, machine: str, owner: str, up_to: int) -> None:
-        """Note that the agent received an acknowledgement and has dropped those observations."""
+        """Note that the agent received an acknowledgement, and has dropped the observations up to a number."""
         job_name, noted = "" if owner == OF_NO_JOB else owner, self._noted.get(machine, {})
         self._noted[machine] = {seq: event for seq, event in noted.items() if seq > up_to or event[0] != job_name}
 
@@ -44,7 +44,7 @@ class Acknowledgements:
         return self._heard.get(machine, 0)
 
     def handled(self, machine: str, owner: str) -> int:
-        """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none.
+        """Return the number up to which all observations of a machine may be acknowledged; 0: none may.
 
         Args:
             machine: The name of the machine.

@@ -60,7 +60,7 @@ class Acknowledger:
                 task.cancel()
 
     def _up_to(self, machine: str, owner: str) -> int:
-        """Return a machine's newest observation that may be acknowledged with all earlier ones; 0: none."""
+        """Return the number up to which all observations of a machine may be acknowledged; 0: none may."""
         up_to = self._job.acknowledgements.handled(machine, owner)
         if owner != OF_NO_JOB or not up_to:
             return up_to

@@ -16,7 +16,7 @@ from everstep.model.job import JobSpec
 class CopyRules:
     """The rules and their state, separate for each generation of the job.
 
-    The argument ``shown`` always has the latest views of the ranks of that generation.
+    The argument ``shown`` of the methods has the latest views of the ranks of one generation.
     """
 
     spec: JobSpec

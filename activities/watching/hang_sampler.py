@@ -19,10 +19,10 @@ from everstep.decisions.blame.hang.progress import HangCheck
 from everstep.decisions.detect.hang import SAMPLE_AGAIN, apart_s, first_sample_s
 
 TICK_S = 0.1
-"""The time between two checks for how long no rank has stepped, seconds."""
+"""The time between two checks of how long no rank has stepped, seconds."""
 
 LEAST_S = 0.3
-"""The shortest time from the end of a sample to the next, seconds."""
+"""The shortest time from the end of a sample to the next sample, seconds."""
 
 log = structlog.get_logger("watcher")
 
@@ -58,7 +58,7 @@ class HangSampler:
                 job.sampled(seen, check)
 
     async def _twice(self, apart: float) -> HangCheck | None:
-        """Return the result of two samples; None: a step was completed in between."""
+        """Take two samples and return their result; None: a step was completed meanwhile."""
         job, seen = self._job, self._job.steps_seen
         looks = []
         for wait_s in (apart, 0.0):

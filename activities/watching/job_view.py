@@ -64,10 +64,10 @@ class JobView:
     spec: JobSpec
     machines: list[Machine]
     known: tuple[int, int] | None = None
-    """The generation and step that the job's workflow reported last. They reveal a loss even if no agent answers, or an
-    agent does not know the job."""
+    """The generation and step that the job's workflow reported last. With them, a lost machine is noticed even if no
+    agent answers, or if an agent does not know the job."""
     known_ns: int = 0
-    """When the workflow was asked last."""
+    """When the workflow answered last."""
     machines_of: int | None = None
     """The newest generation that is known to run on ``machines``; later generations may run on other machines. None:
     every generation runs on ``machines``."""
@@ -97,16 +97,16 @@ class JobView:
     _shift: dict[str, int] = field(default_factory=dict)
     """Machine → offset from its clock to the watcher's, nanoseconds."""
     _steps: dict[int, StepWatch] = field(default_factory=dict)
-    """Generation → how long it has not stepped."""
+    """Generation → its step times, and how long it has not stepped."""
     _slow: SlowWatch = field(default_factory=SlowWatch)
     """How long the newest generation has stepped more slowly than before."""
     _slow_accepted_ns: int = 0
     """When the workflow last accepted a report that the job is slow; 0: never."""
     faults: PendingFaults = field(default_factory=PendingFaults)
-    """Faults of the job's machines that its workflow has not accepted yet."""
+    """Faults of the job's machines that the job's workflow has not accepted yet."""
     _stopped_ns: int = 0
-    """When the workflow last accepted the end of a generation: its incident then asks the machines for all earlier
-    findings."""
+    """When the workflow last accepted the end of a generation. The incident of that end asks the machines for all
+    earlier findings."""
     latest: JobFacts | None = None
     """The latest facts of the newest generation."""
     _hang_check: tuple[StepsSeen, HangCheck] | None = None
@@ -126,7 +126,7 @@ class JobView:
 
     @property
     def reported(self) -> set[int]:
-        """Return the generations whose end was reported to the job's workflow."""
+        """The generations whose end was reported to the job's workflow."""
         return self.acknowledgements.reported
 
     def ended(self, machine: str, observation: pb.Observation, now_ns: int) -> None:
@@ -150,7 +150,7 @@ class JobView:
         self._drop_collected_findings()
 
     def needs_no_more(self, machine: str) -> int | None:
-        """Return the newest event of a machine up to which this job needs no event any more; None: the job does not run
+        """Return the number up to which this job needs no event of a machine any more; None: the job does not run
         there."""
         if machine not in self._names:
             return None
@@ -240,30 +240,30 @@ class JobView:
 
     @property
     def has_bare(self) -> bool:
-        """Return whether a machine does not know the job: it is not launched yet, or was lost before its first
-        report."""
+        """Whether a machine does not know the job: the job is not launched there yet, or the machine lost it before its
+        first report."""
         return bool(self._bare)
 
     @property
     def has_run(self) -> bool:
-        """Return whether a generation is known to have run."""
+        """Whether a generation is known to have run."""
         return bool(self._newest or self.known)
 
     @property
     def quiet_s(self) -> float:
-        """Return how long no rank has stepped, seconds; 0 while an incident is known."""
+        """The time for which no rank has stepped, seconds; 0 while an incident is known."""
         steps = self._steps.get(self._generation() or 0)
         return steps.quiet_s if steps else 0.0
 
     @property
     def newer(self) -> int | None:
-        """Return a newer generation that may run on other machines; None: there is none."""
+        """The newer generation that may run on other machines; None: there is none."""
         newest = max([self._newest, *self._exits])
         return newest if self.machines_of is not None and newest > self.machines_of else None
 
     def verdicts(self, now_ns: int) -> Iterator[Anomaly | Finished]:
-        """Yield the reports for the job's workflow, oldest generation first; a generation's reports end once it is in
-        ``reported``."""
+        """Yield the reports for the job's workflow, oldest generation first. There are no more reports of a generation
+        once the generation is in ``reported``."""
         newest, world_size = self._generation(), self.spec.topology().world_size
         sure = math.inf if self.machines_of is None else self.machines_of
         for generation in sorted({*self._exits, newest or 0} - self.reported - {0}):
@@ -280,7 +280,8 @@ class JobView:
                 yield anomaly
 
     def _is_slow_reported(self, now_ns: int) -> bool:
-        """Return whether the workflow accepted lately that the job is slow: it has investigated that, or does now."""
+        """Return whether the workflow lately accepted a report that the job is slow. It has investigated that report,
+        or is doing so now."""
         return (
             bool(self._slow_accepted_ns) and now_ns - self._slow_accepted_ns < self.spec.policy.slow.again_after_s * 1e9
         )
@@ -316,7 +317,7 @@ class JobView:
         return self.latest
 
     def _watch_of(self, generation: int) -> StepWatch:
-        """Return the step times of a generation; a new generation starts with the step times of the previous."""
+        """Return the step times of a generation; a new generation starts with the step times of the previous one."""
         if generation not in self._steps:
             before = max((number for number in self._steps if number < generation), default=None)
             new = StepWatch(self.spec.topology().world_size)
@@ -325,7 +326,7 @@ class JobView:
 
     @property
     def steps_seen(self) -> StepsSeen:
-        """Return the steps that were seen; the value changes with each step and each generation."""
+        """The steps that were seen; the value changes with each step and each generation."""
         generation = self._generation() or 0
         steps = self._steps.get(generation)
         return StepsSeen(generation, steps.total if steps else 0)
@@ -336,7 +337,8 @@ class JobView:
         self.woken.set()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:
-        """Return how long the facts may rest, seconds: ``longest_s``, or less if the job counts as hung before that."""
+        """Return how long the facts need not be judged again, seconds: ``longest_s``, or less if the job counts as hung
+        before that."""
         facts = self.latest
         if facts is None or not facts.quiet_s:
             return longest_s
@@ -345,7 +347,7 @@ class JobView:
 
     @property
     def has_stopped_ranks(self) -> bool:
-        """Return whether the process of a rank was stopped in its latest view."""
+        """Whether the process of a rank was stopped in its latest view."""
         return any(shown.progress.stopped for shown in self._shown.values())
 
     def silent(self, now_ns: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Releases the ranks and memory that jobs left on machines after their workflow ended.
 
-A job that ends releases everything itself. But ranks or memory stay if an agent was dead at that moment, or the
-workflow was terminated by hand. Every worker cleans that up, outside Temporal; several workers may do the same work. A
-job that cannot be cleared does not delay another job.
+A job that ends releases everything itself. But ranks or memory stay if an agent was dead at that moment, or if the
+workflow was terminated by hand. Every worker releases such remains, outside Temporal; several workers may do so for the
+same job. A job whose remains cannot be released does not delay another job.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Remains:
 
     @property
     def clean(self) -> bool:
-        """Return whether nothing is left on any machine."""
+        """Whether nothing is left on any machine."""
         return self.missing is not None and not self.missing
 
 
@@ -84,7 +84,7 @@ class LeftoverCleaner:
         self._settle = settle
         self._again_s = again_s
         self._remains: dict[str, Remains] = {}
-        """Run id of the workflow → what it may have left, for all jobs that ended lately."""
+        """Run id of the workflow → what the job may have left, for all jobs that ended lately."""
         self._troubles = LoggedErrors()
         self._asking = asyncio.Semaphore(QUERIES_AT_ONCE)
 

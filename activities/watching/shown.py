@@ -19,16 +19,16 @@ def has_left_loop(rank: pb.RankProgress) -> bool:
 
 @dataclass(slots=True)
 class FirstShown:
-    """The first view of a process; steps are counted from it."""
+    """The first view of a process; its steps are counted from this view."""
 
     completed_steps: int
     """The completed steps at the first view."""
     steps: int | None = None
-    """The steps when the process was first seen to step; None: it has not stepped."""
+    """The number of steps when the process was first seen to step; None: it has not stepped."""
     step_ns: int = 0
     """When it was first seen to have completed a step, by the watcher's clock; 0: not yet."""
     stopped_ns: int = 0
-    """Since when its process is stopped, by the watcher's clock; 0: it is not stopped."""
+    """When the process was first seen to be stopped, by the watcher's clock; 0: it is not stopped."""
     continued_ns: int = 0
     """When the process continued after a stop; 0: never."""
 
@@ -42,7 +42,7 @@ class Shown:
         heard_ns: The time on the watcher's clock.
         progress: The machine's report of the rank.
         stored: The steps on the machine's disk; one object for all ranks of a machine with equal steps.
-        first: The first view of the same process; it is completed here.
+        first: The first view of the same process; it is updated here.
         saved_before: The rank saved its state in this or an earlier generation.
     """
 
@@ -110,7 +110,8 @@ class Shown:
         return self.heard_ns - ago_ns if at_ns else 0
 
     def _saved(self, first: FirstShown, *, saved_before: bool) -> tuple[int | None, int]:
-        """Return the newest own save that counts, and its time."""
+        """Return the step of the rank's newest save, and its time. A rank that saved only in an earlier generation
+        counts from the step of its first view."""
         if not self.progress.HasField("saved"):
             return None, 0
         saved = self.progress.saved
@@ -118,7 +119,8 @@ class Shown:
         return step, self._ago_ns(saved.own_age_s, saved.own_ns)
 
     def _first_step_ns(self, first: FirstShown, at_ns: int) -> int:
-        """Return when the process completed its first step, on the watcher's clock; never later than this was seen."""
+        """Return when the process completed its first step, on the watcher's clock. This is never later than the time
+        at which the step was first seen."""
         if not at_ns:
             return 0
         first.step_ns = first.step_ns or self.heard_ns
@@ -141,7 +143,7 @@ def _pace(metrics: pb.Metrics) -> RankPace:
 
 
 def distinct(shown: Iterable[Shown]) -> list[StepsOnDisk]:
-    """Return the steps on disk of all ranks, each object once: there are a few for thousands of ranks."""
+    """Return the steps on disk of all ranks, each object once: thousands of ranks share a few objects."""
     return list({id(rank.stored): rank.stored for rank in shown}.values())
 
 

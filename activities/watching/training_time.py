@@ -1,6 +1,6 @@
 """Computes the share of time in which each job trained, for its workflow's search attributes and for metrics.
 
-It is a loop in every worker. It needs no state: the share is computed again from the ledger, and a workflow accepts
+This loop runs in every worker. It stores nothing: the share is computed again from the ledger, and a workflow accepts
 each share from one worker only.
 """
 
@@ -28,8 +28,8 @@ LOOK_S = 30.0
 ANSWER_LIMIT = timedelta(seconds=5)
 """A workflow that does not answer within this time gets the share at the next poll."""
 QUIET_S = 10.0
-"""If a job makes no step for this long, seconds, it does not count as training since its last step. ``everstep status``
-does the same."""
+"""A job that makes no step for this long, seconds, counts as not training since its last step. ``everstep status`` uses
+the same rule."""
 
 log = structlog.get_logger("training time")
 
@@ -40,7 +40,7 @@ class TrainingTimes:
     Args:
         client: The client of Temporal.
         ledger: The ledger with the times of the jobs.
-        watched: Id of a job's workflow → the watcher's view of it; the mapping changes meanwhile.
+        watched: Id of a job's workflow → the watcher's view of the job; the mapping may change at any time.
     """
 
     def __init__(self, client: Client, ledger: Ledger, watched: Mapping[str, JobView]) -> None:
@@ -59,7 +59,7 @@ class TrainingTimes:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Poll all jobs once; a job whose poll fails is polled again at the next time."""
+        """Poll all jobs once; a failed poll of a job is repeated at the next call."""
         jobs = dict(self._watched)
         for workflow_id in {*self.spent, *self._sent} - jobs.keys():
             self.spent.pop(workflow_id, None)
@@ -95,7 +95,8 @@ class TrainingTimes:
             self._sent[workflow_id] = share
 
     async def _send(self, workflow_id: str, share: ShareTrained) -> bool:
-        """Return whether the workflow shows the share now, or does not need it any more."""
+        """Send the share to the workflow. The result is True even if the workflow refuses the share or is gone: the
+        same share is not sent again."""
         handle = self._client.get_workflow_handle(workflow_id)
         try:
             await handle.execute_update("trained", share, result_type=str, rpc_timeout=ANSWER_LIMIT)

@@ -106,7 +106,7 @@ class Watcher:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> None:
-        """Watch the running jobs: start again if a name has a new run, and end the watch of closed jobs."""
+        """Watch the running jobs: start a watch again if its job has a new run, and end the watch of closed jobs."""
         listed = {}
         async for workflow in self._client.list_workflows(jobs_query(self._task_queue, 'ExecutionStatus="Running"')):
             listed[workflow.id] = workflow.run_id or ""
@@ -133,7 +133,7 @@ class Watcher:
         Args:
             spec: The job's specification; a watch with another specification is replaced.
             machines: The job's machines; a watch of other machines is replaced.
-            known: The answer of its workflow, if it was asked.
+            known: The answer of the job's workflow, if the workflow was asked.
             generation: The newest generation that is known to run on these machines.
         """
         workflow_id = job_workflow_id(spec.name)
@@ -161,7 +161,7 @@ class Watcher:
                 task.cancel()
 
     async def _adopt(self, workflow_id: str) -> None:
-        """Ask a job which machines to watch, until it answers; errors affect this job only."""
+        """Ask a job which machines to watch until it answers, and watch them; errors affect this job only."""
         handle, wait_s = self._client.get_workflow_handle(workflow_id), LIST_S
         while True:
             try:
@@ -268,7 +268,7 @@ class Watcher:
     async def _ask_what_runs(self, job: JobView) -> None:
         """Ask the job's workflow on which machines a new generation runs.
 
-        Also ask which generation runs while a machine does not know the job, because that machine may be lost.
+        While a machine does not know the job, also ask which generation runs, because that machine may be lost.
         """
         handle, asked_s = self._client.get_workflow_handle(job_workflow_id(job.spec.name)), time.monotonic()
         while True:
@@ -340,7 +340,8 @@ class Watcher:
     async def _report(self, job: JobView, verdict: Anomaly | Finished) -> bool:
         """Report to the workflow until it accepts; returns False when the job is over.
 
-        A faulty machine is reported once and then judged again, so that no report of a rank's end waits for it.
+        A faulty machine is reported only once per call, so that it does not delay the report of a rank's end. The fault
+        is judged again later.
         """
         generation = verdict.generation
         handle = self._client.get_workflow_handle(job_workflow_id(job.spec.name))

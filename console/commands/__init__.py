@@ -1,4 +1,5 @@
 """The commands of ``everstep``, one module for each part.
 
-Functions import Temporal, gRPC, SQLAlchemy and drills themselves: so ``--help`` and wrong usage do not wait for them.
+Temporal, gRPC, SQLAlchemy and the drills are imported inside the functions that need them, so ``--help`` and wrong
+usage do not wait for these imports.
 """

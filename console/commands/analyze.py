@@ -1,4 +1,4 @@
-"""``everstep analyze``: find the machine on which a job hangs, or that slows it down, from files alone."""
+"""``everstep analyze``: find the machine on which a job hangs, or which slows the job down, from files alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ HostsOption = Annotated[
 
 @app.callback()
 def _analyses() -> None:
-    """Find the machine on which a job hangs, or that slows it down, from files of any job. No cluster is needed.
+    """Find the machine on which a job hangs, or which slows the job down, from files of any job. No cluster is needed.
 
     `everstep analyze DIR` is short for `everstep analyze hang DIR`.
 
@@ -118,7 +118,8 @@ def hang(  # noqa: PLR0917 - options of a command
     The folder has dumps of py-spy (text, or --json), flight records of torch (JSON; pickles with --pickles), and
     reports of NCCL's RAS. Files may be compressed by gzip. The rank of a file is in its name or in the name of its
     folder, as in rank-5.json or nccl_trace_rank_5, or in processes.json. Several samples of a job lie in folders
-    snapshot-1, snapshot-2 …: docs/concepts/hangs.md. A single sample of stacks evicts no machine without --hung.
+    snapshot-1, snapshot-2 …: docs/concepts/hangs.md. A single sample of stacks is enough to evict a machine only with
+    --hung.
 
     Examples:
 
@@ -159,7 +160,7 @@ def timings(  # noqa: PLR0917 - options of a command
     unit: Annotated[str, typer.Option(help="Unit of the times in the table: s, ms, us or ns.")] = "s",
     as_json: JsonOption = False,
 ) -> None:
-    """Find the machine that slows a job down, by the durations of its ranks' operations.
+    """Find the machine that slows a job down, by the durations of the ranks' operations.
 
     The table has one row for each operation of a rank in a step, with the columns step; rank, or dp_rank and stage;
     operation; start; duration; and tokens, if you know them. Ranks are compared with those of their own stage. If the

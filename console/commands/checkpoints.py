@@ -1,4 +1,4 @@
-"""``everstep checkpoints``: which steps of a job are saved, where, and which of them every rank can restore."""
+"""``everstep checkpoints``: show which steps of a job are saved, where, and which of them every rank can restore."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checkpoints(
     of 8 ranks are there. When a job ends, its memory is freed, and the copies on disk and on remote storage stay.
     Copies that could not be listed are unknown, and do not count as damaged.
 
-    While a job runs, some ranks may be missing in its oldest step in memory, since the next step is replacing it.
+    While a job runs, some ranks may be missing in its oldest step in memory, since a newer step is replacing that step.
 
     Examples:
 

@@ -19,7 +19,7 @@ from everstep.decisions.blame.classify.scan import LogScanner
 from everstep.system.log_files import log_files, pieces
 
 LONGEST = 200
-"""Longest line of a log that is shown, characters."""
+"""A line of a log is cut to this number of characters when it is shown."""
 
 
 def classify(
@@ -43,7 +43,7 @@ def classify(
 
     In the logs of many ranks the first cause is separated from its consequences: for example, a peer's "connection
     reset" is a consequence. If the logs do not prove one cause, the class is unknown and the candidates are named.
-    docs/concepts/classification.md has the classes.
+    docs/concepts/classification.md lists the classes.
 
     Examples:
 
@@ -53,7 +53,7 @@ def classify(
 
         kubectl logs gpt-worker-3 | everstep classify - --json
 
-    Exit codes: 0 a class was found, "no failure" included; 2 a log is missing, no file or not readable; 4 unknown.
+    Exit codes: 0 a class was found, "no failure" included; 2 a log is missing or cannot be read; 4 unknown.
     """
     matcher = LineMatcher()
     scanned = []

@@ -14,7 +14,7 @@ from console.commands.shared import ClusterOption
 from everstep.errors import EverstepError
 
 JOBS_PATIENCE_S = 30.0
-"""`down` waits this many seconds for jobs to end in order."""
+"""`down` waits this long for running jobs to end, seconds."""
 
 
 def _show(line: str) -> None:
@@ -120,7 +120,7 @@ def down(
 
         everstep down --cluster try --purge
 
-    Exit codes: 0 no process of it runs (also if none ran before); 1 a process cannot be stopped.
+    Exit codes: 0 no process of the cluster runs (also if none ran before); 1 a process cannot be stopped.
     """
     from controlplane.local import cluster as local
 
@@ -131,7 +131,7 @@ def down(
 
 
 def _stop_jobs(cluster: str) -> None:
-    """Stop the jobs of a cluster; if it does not answer, their ranks are killed with the cluster."""
+    """Stop the jobs of a cluster. If the cluster does not answer, the ranks are killed later, with the cluster."""
     from controlplane.client import Control
     from controlplane.local.cluster_file import ClusterFile
 

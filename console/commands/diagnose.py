@@ -53,8 +53,8 @@ def diagnose(  # noqa: PLR0917
 
     Each machine is first tested alone, all machines at the same time: DCGM and EUD if they are installed, memory, disk,
     copies to GPUs, loopback, all-to-all, and bitwise alignment, which is a small model whose bits must be equal on all
-    machines of a kind. Then neighbours are tested in pairs: a machine that fails with two others is at fault, and so is
-    a link between two machines that work with others.
+    machines of a kind. After that, neighbours are tested in pairs. A machine that fails with two others is at fault.
+    If two machines fail only with each other, their link is at fault.
 
     The result of a test that cannot be run is unknown, and not a fault. Machines that a job has are not tested; naming
     one of them is an error. If a job starts meanwhile, the tests end.
@@ -72,7 +72,7 @@ def diagnose(  # noqa: PLR0917
         everstep diagnose --json | jq '.machines[] | select(.verdict == "faulty") | .machine'
 
     Exit codes: 0 all are healthy; 1 a machine or a link is faulty; 2 wrong usage; 3 no cluster; 4 no machine or link is
-    faulty, and some could not be judged.
+    faulty, but some could not be judged.
     """
     finish(_diagnose(names or [], tests, seconds, set_ or [], cluster, as_json=as_json))
 
@@ -107,7 +107,7 @@ def settings_of(tests: Sequence[str], seconds: float | None, changes: Sequence[s
     settings: dict[str, dict[str, Any]] = {test: {} for test in tests}
     if seconds is not None:
         for test in TIMED:
-            # A test that is repeated for longer may take longer.
+            # A test that is repeated for longer also has a later deadline.
             if test in settings:
                 settings[test] |= {"seconds": max(seconds, 0.001), "deadline_s": 60.0 + 2 * seconds}
     for change in changes:
@@ -202,7 +202,7 @@ def _lines(machine: MachineDiagnosis) -> Iterator[str]:
 
 
 def measured_table(diagnosis: Diagnosis) -> Table:
-    """A table of every measured figure, over all machines that have it."""
+    """A table of all measured figures; a row covers all machines that have its figure."""
     table = Table(box=None, pad_edge=False)
     for name in ("Measured", "On", "Low", "Median", "High", "Lowest"):
         table.add_column(name, no_wrap=name != "Lowest")

@@ -52,13 +52,13 @@ class Faults(TyperGroup):
         return [fault.name for fault in FAULTS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a fault for the help, where it is one line without options."""
+        """The command of a fault as the help lists it: one line, without options."""
         from drills.faults.all import fault_named
 
         return TyperCommand(cmd_name, help=fault_named(cmd_name).summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of a fault; with ``--during`` it also has the options of the fault named there."""
+        """The command of a fault; with ``--during`` it also has the options of the fault that this option names."""
         return args[0], command_of(args[0], args[1:]), args[1:]
 
 
@@ -76,15 +76,15 @@ def every_drill(
     `everstep drill FAULT --help` shows the options of a fault and of the job.
 
     The job runs on its own local cluster, which is removed afterwards together with its ledger. With --keep the cluster
-    stays up, and the last lines show the commands to read its incidents. The same job also runs without the fault: the
-    losses of all steps and the last state of every rank must be equal bit for bit. If the script reports no losses and
-    has no checkpoint, nothing can be compared, and the result shows that. No process and no file may be left behind,
-    and no rank may ever run twice at the same time. In a script's arguments `{run}` stands for a separate folder for
-    each run, for checkpoints that the script writes itself.
+    stays up, and the last lines show the commands to read its incidents. The same job also runs without the fault: in
+    both runs, the losses of all steps and the last state of every rank must be equal bit for bit. If the script reports
+    no losses and has no checkpoint, nothing can be compared, and the result shows that. No process and no file may be
+    left behind, and no rank may ever run twice at the same time. In a script's arguments `{run}` stands for a separate
+    folder for each run, for checkpoints that the script writes itself.
 
     If a drill removes or damages copies of the training state, it inspects the remaining copies itself, and derives how
-    many steps may be lost: at most one if the placement of the backups promises it. Drills with small file systems need
-    root, and so do drills of the network, in which machines are network namespaces with TLS.
+    many steps may be lost: at most one step, if the placement of the backups guarantees that. Drills with small file
+    systems need root, and so do drills of the network, in which machines are network namespaces with TLS.
 
     Examples:
 
@@ -109,7 +109,7 @@ def every_drill(
         everstep drill exit-rank --code 0 --json -- examples/ddp_plain.py --out '{run}'
 
     Exit codes: 0 the fault was injected, and the recovery was as expected; 1 otherwise; 2 wrong usage; 3 this fault
-    cannot be injected here; 4 as 0, but nothing could be compared with the run without the fault.
+    cannot be injected here; 4 like 0, but nothing could be compared with the run without the fault.
     """
     if list_faults:
         from console.views import drill as view
@@ -159,7 +159,7 @@ def command_of(name: str, arguments: list[str]) -> Any:
 
 
 def _options(model: type[BaseModel], panel: str) -> Iterator[tuple[str, Any]]:
-    """Pairs of a field's name and its option; without a value the option is None, since the model has the default."""
+    """Pairs of a field's name and its option. An option that is left out is None, since the model has the default."""
     from drills.faults.all import choices_of, option_of, shown_options
 
     for name, field in shown_options(model):

@@ -85,7 +85,8 @@ def logs(  # noqa: PLR0917 - options of a command
     """Show the output of a job's ranks, over all generations. Logs stay after the job has ended.
 
     For each rank the standard output is shown first, then the error output, in which a line
-    `--- everstep: rank 3, generation 2, …` marks the begin of a generation. With -f lines are shown as they arrive.
+    `--- everstep: rank 3, generation 2, …` marks the beginning of a generation. With -f, lines are shown as they
+    arrive.
 
     Examples:
 
@@ -141,7 +142,8 @@ def resume(
     """Let a parked job try again, with a new budget of attempts.
 
     If a newer step may lie on storage that does not answer, the storage is queried again. With --accept-loss the job
-    continues from the step that 'everstep status' names, or from a later one; newer copies are then set aside, or lost.
+    continues from the step that 'everstep status' names, or from a later step. Copies of steps that are newer still are
+    set aside, or lost.
 
     Examples:
 
@@ -164,8 +166,8 @@ def approve(
 ) -> None:
     """Approve the evictions for which a parked job waits: the breaker tripped, or a rule has the mode 'approve'.
 
-    The machines that 'everstep status JOB' names leave the job, and other machines replace them. Instead of approving,
-    'everstep resume' continues with these machines, and 'everstep abandon' gives the job up.
+    The machines that 'everstep status JOB' names leave the job, and other machines replace them. If you do not approve,
+    'everstep resume' lets the job continue with these machines, and 'everstep abandon' gives the job up.
 
     In Temporal's Web UI the update or the signal `approve` of the incident does the same:
     {"operator": "you", "note": "why"}.
@@ -176,7 +178,8 @@ def approve(
 
         everstep approve gpt/2 --by ada --note "their switch is dead"
 
-    Exit codes: 0 approved; 2 no such job, it is not parked, or no eviction waits; 3 no cluster or no Temporal.
+    Exit codes: 0 approved; 2 no such job, it is not parked, or no eviction waits for approval; 3 no cluster or no
+    Temporal.
     """
     finish(_approve(reference, by, note, cluster))
 

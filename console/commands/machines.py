@@ -1,4 +1,4 @@
-"""``everstep machines``: which job has each machine, and the findings of its inspections."""
+"""``everstep machines``: show which job has each machine, and the findings of the machine's inspections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WATCH_S = 1.0
 """Time between two polls of --watch, seconds."""
 VERDICT_STYLE = {Health.HEALTHY: "green", Health.FAULTY: "red"}
-"""Colour of a verdict; yellow for all others."""
+"""Verdict → its colour; all other verdicts are yellow."""
 OUT_OF_USE = frozenset({str(PoolPlace.QUARANTINED), str(PoolPlace.CORDONED)})
 """Machines in these states are shown first, with the reason."""
 HEALTHY_SHOWN = 16
@@ -60,7 +60,7 @@ def machines(  # noqa: PLR0917
     cluster: ClusterOption = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each machine.")] = False,
 ) -> None:
-    """Show which job has each machine, and whether it is healthy, faulty or unknown, why, and what to do.
+    """Show which job has each machine, whether the machine is healthy, faulty or unknown, why, and what to do.
 
     A machine is active for a job, a standby, free, cordoned by an operator, or quarantined after an eviction.
     'everstep evict' and 'everstep release' change that.
@@ -77,7 +77,7 @@ def machines(  # noqa: PLR0917
     present state becomes the state to compare with. The inspections then run again, and the command shows the result.
 
     A recording has one line of JSON for each machine and poll. `everstep policy simulate` shows what a policy would
-    have decided about it.
+    have decided about the recorded findings.
 
     Examples:
 

@@ -32,7 +32,7 @@ def test(
 ) -> None:
     """Send one test notice to all receivers in a file, and show their answers.
 
-    This process sends the notice, once: the variables that the file names must be set here.
+    The notice is sent once, and by this process: the variables that the file names must be set here.
 
     Examples:
 
@@ -40,7 +40,7 @@ def test(
 
         everstep notices test notices.toml --only pager
 
-    Exit codes: 0 all receivers accepted it; 1 a receiver did not; 2 the file is wrong.
+    Exit codes: 0 all receivers accepted the notice; 1 a receiver did not; 2 the file is wrong.
     """
     from activities.notices.deliver import deliver
     from activities.notices.settings import Receiver

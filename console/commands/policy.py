@@ -60,7 +60,7 @@ app = typer.Typer(
 
 @app.callback()
 def _policies() -> None:
-    """Show which machines leave a job by which rules, why they did, and why others did not.
+    """Show by which rules machines leave a job, why a machine left, and why another machine did not.
 
     `everstep policy gpt` is short for `everstep policy show gpt`.
 

@@ -19,7 +19,7 @@ def evict(
     """Keep machines away from jobs. A job keeps its machine until another machine can replace it.
 
     A machine that no job has is cordoned at once. If a job has the machine, the job continues until a standby or a
-    free machine can replace it; then the job is restarted with that machine, from its newest step.
+    free machine can replace it. Then the job is restarted with the new machine, from its newest step.
 
     In Temporal's Web UI the update `evict` of the workflow `pool/<task queue>` does the same:
     {"machine": "m3", "operator": "you", "reason": "why"}.
@@ -38,11 +38,11 @@ def release(
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the machine.")] = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """Let jobs have machines again that were evicted or cordoned.
+    """Let jobs have evicted or cordoned machines again.
 
     A machine that everstep evicted is tested in quarantine, and returns by itself once it has passed, unless it was
     evicted twice within a day. 'everstep release' does not wait for these tests. If the machine still has an active
-    finding, e.g. an Xid in the kernel log, end it with 'everstep machines MACHINE --clear REASON'.
+    finding, e.g. an Xid in the kernel log, end the finding with 'everstep machines MACHINE --clear REASON'.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``everstep report``: what went wrong over some days, for a meeting."""
+"""``everstep report``: summarize what went wrong in the last days."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
 
         everstep report --json | jq .lost
 
-    Exit codes: 0 also when nothing happened; 1 the ledger cannot be read; 2 the page cannot be written.
+    Exit codes: 0 done, also when nothing happened; 1 the ledger cannot be read; 2 the page cannot be written.
     """
     from console.views.ledger_report import headline, report_lines
     from controlplane.queries.report import ledger_report

@@ -33,9 +33,10 @@ class Start:
     """The state and the code with which a job begins; by default a new state and the present code."""
 
     step: int | Literal["latest"] | None
-    """Step of the last run of this job; ``latest``: the newest that every rank can restore; None: not from a run."""
+    """A step of the job's last run; ``latest``: the newest step that every rank can restore; None: the job does not
+    continue a run."""
     folder: str
-    """Folder of a disk checkpoint; empty: not from a folder."""
+    """Folder of a disk checkpoint; empty: the job does not start from a folder."""
     version: str
     """Version of the code, from an earlier run; empty: the code as it is now."""
 
@@ -132,10 +133,10 @@ def run(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Run a training job and follow it: steps, loss, speed, ETTR, and incidents as they happen.
 
-    The job is a TOML file, a script after `--`, or both; with both, the script replaces the one in the file. The files
-    in the script's folder are the first version of its code, and every machine gets them; `everstep update` adds later
-    versions (docs/guides/update-code.md). If no cluster is up, a local cluster is started. Ctrl-C detaches: the job
-    continues, and it also continues if this command is killed.
+    The job is a TOML file, a script after `--`, or both; with both, this script replaces the script in the file. The
+    files in the script's folder are the first version of the job's code, and every machine gets them; `everstep update`
+    adds later versions (docs/guides/update-code.md). If no cluster is up, a local cluster is started. Ctrl-C detaches:
+    the job continues, and it also continues if this command is killed.
 
     Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from, env_file,
     redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in env_from, and
@@ -144,9 +145,9 @@ def run(  # noqa: PLR0917 - options of a command
     Variables set keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets checkpoint.slots.
 
     With --resume-from, a job that has ended continues from one of its checkpoints on disk or on remote storage, e.g. to
-    repeat some steps with changed code. `everstep checkpoints` lists them; 'latest' is the newest that every rank can
-    restore. Copies of later steps are set aside. With --version the job runs the code of a version that ran before
-    (`everstep versions`), so that its steps are repeated bit for bit.
+    repeat some steps with changed code. `everstep checkpoints` lists the checkpoints; 'latest' is the newest step that
+    every rank can restore. Copies of later steps are set aside. With --version the job runs the code of a version that
+    ran before (`everstep versions`), so that steps are repeated bit for bit.
 
     Examples:
 
@@ -219,7 +220,7 @@ def attach(
 
         everstep attach gpt --json
 
-    Exit codes: as of `everstep run`; 2 also if there is no such job.
+    Exit codes: those of `everstep run`; 2 also if there is no such job.
     """
     finish(_attach(job, cluster, as_json=as_json))
 
@@ -228,7 +229,7 @@ def split_arguments(words: list[str]) -> tuple[Path | None, list[str]]:
     """Split the arguments of ``everstep run``; returns the job file, if any, and the script with its arguments.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is neither a job file nor a script.
     """
     if not words:
         raise ConfigError(
@@ -287,7 +288,8 @@ async def _run(
 async def _code(
     control: Control, spec: JobSpec, version: str, step: int | None, show: Callable[[str], None]
 ) -> tuple[JobSpec, list[JobVersion], list[str]]:
-    """The job with its first version (its folder as it is now, or a recorded version), and notes for the user."""
+    """The job with the code that it begins with, its versions, and notes for the user. The code is the present state of
+    the folder, or a recorded version."""
     if not version:
         from controlplane.start_checks.code import first_version
 
@@ -300,7 +302,7 @@ async def _code(
 
 
 async def refused(control: Control, job: str) -> str:
-    """Why a job that was just submitted was refused; empty: it was launched, or not refused within ``REFUSAL_S``."""
+    """The reason why a newly submitted job was refused; empty: it was launched, or not refused within ``REFUSAL_S``."""
     with contextlib.suppress(TimeoutError, ClusterError):
         async with asyncio.timeout(REFUSAL_S):
             while not (state := await control.state(job)).launched:

@@ -77,7 +77,7 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
 
     Raises:
         ClusterError: there is neither an option nor a cluster with a ledger.
-        LedgerError: it cannot be opened.
+        LedgerError: the ledger cannot be opened.
     """
     if not url and cluster is None:
         raise ClusterError(
@@ -90,7 +90,7 @@ def open_ledger(url: str, name: str, cluster: ClusterFile | None) -> Ledger:
 
 
 def check_known(ledger: Ledger, job: str) -> None:
-    """Check that the ledger has this job, so that an empty answer is not mistaken for a wrong name.
+    """Check that the ledger has this job, so that a wrong name leads to an error and not to an empty answer.
 
     Raises:
         LedgerError: the ledger has no such job; the message lists the jobs that it has.

@@ -1,4 +1,4 @@
-"""``everstep standbys``: how many standbys a cluster should have."""
+"""``everstep standbys``: show how many standbys a cluster should have."""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def standbys(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Show how many standbys a cluster should have.
 
-    Two rules each compute a number, and the greater one is the result. The paper's rule (ByteRobust, table 5) is a
-    quantile of the binomial. Everstep's rule computes how many standbys the failures of the past would have used:
-    failures in bursts, during the repair of other machines, and again on repaired machines. docs/guides/standbys.md
-    explains both rules, and the file of failures.
+    Two rules each compute a number, and the greater number is the result. The paper's rule (ByteRobust, table 5) is a
+    quantile of the binomial distribution. Everstep's rule computes how many standbys the failures of the past would
+    have used. It includes failures in bursts, failures during the repair of other machines, and failures of repaired
+    machines. docs/guides/standbys.md explains both rules, and the file of failures.
 
-    The failures are the evictions in the ledger. Without any record, the rate is the paper's: 0.0012 in a day.
+    The failures are the evictions in the ledger. Without any record, the paper's rate is used: 0.0012 failures of a
+    machine in a day.
 
     Examples:
 
@@ -110,7 +111,7 @@ def _machines(cluster: ClusterFile | None) -> int | None:
 
 
 def _ledger_record(url: str, name: str, cluster: ClusterFile | None) -> FailureRecord | None:
-    """The failures in the ledger; None: it has none, or there is no ledger yet and no option names one."""
+    """The failures in the ledger; None: they are not known, or there is no ledger yet and no option names one."""
     from activities.ledger.database import LedgerUrl
     from controlplane.queries.standbys import ledger_record
 

@@ -1,4 +1,4 @@
-"""``everstep trace`` and ``everstep stacks``: the present stacks of ranks, and those that an incident recorded."""
+"""``everstep trace`` and ``everstep stacks``: show the present stacks of ranks, or the stacks kept with an incident."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def trace(  # noqa: PLR0917 - options of a command
     as_json: JsonOption = False,
     cluster: ClusterOption = "default",
 ) -> None:
-    """Sample what all ranks of a job do now, and show on which machine it hangs, if it does. Nothing is stopped.
+    """Sample what all ranks of a job do now, and show on which machine the job hangs, if it hangs. Nothing is stopped.
 
     Each rank pauses for some milliseconds while its stack is read. Two samples show whether the ranks make progress:
-    this separates a job that hangs from one that computes.
+    this distinguishes a job that hangs from a job that computes.
 
     Examples:
 
@@ -174,7 +174,7 @@ def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) ->
 
     Args:
         replies: Answers of the machines.
-        ranks: Show only these, with all threads. Empty: all ranks, with the main thread of each process.
+        ranks: Show only these ranks, with all threads. Empty: all ranks, with the main thread of each process.
     """
     wanted = set(ranks)
     reader, processes_of, missing = StackReader(), dict[str, list[str]](), list[tuple[str, str]]()

@@ -83,12 +83,12 @@ def update(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Give a running job other code, other arguments or other variables, without a new submission.
 
-    This command takes a snapshot of the folder if the store of versions is known here (EVERSTEP_VERSIONS; for a local
-    cluster it is known); otherwise a worker takes it, of the folder as the worker sees it. The new version is copied to
-    all machines and tried there, up to the point where the script joins the job. If the trial fails, the version is
-    refused, and the job is not affected. Then the version waits for the next recovery, whatever its cause (--lazy, the
-    default), or is applied at the end of a step (--urgent). A version that fails in its first steps is rolled back
-    automatically. docs/guides/update-code.md has the details.
+    This command takes a snapshot of the folder if it knows the store of versions: from EVERSTEP_VERSIONS, or because
+    the cluster is local. Otherwise a worker takes the snapshot, of the folder as the worker sees it. The new version is
+    copied to all machines and tried there, up to the point where the script joins the job. If the trial fails, the
+    version is refused, and the job is not affected. After the trial the version waits for the next recovery, whatever
+    causes that (--lazy, the default), or is applied at the end of a step (--urgent). A version that fails in its first
+    steps is rolled back automatically. docs/guides/update-code.md has the details.
 
     In Temporal's Web UI the signal or the update `update` of the job does the same:
     {"code": "/home/ada/gpt", "urgency": "lazy", "operator": "ada", "reason": "why"}.
@@ -103,7 +103,7 @@ def update(  # noqa: PLR0917 - options of a command
 
         everstep update gpt --cancel 3
 
-    Exit codes: 0 it waits, or was applied; 1 it was refused or rolled back; 2 no such job, or wrong usage;
+    Exit codes: 0 the version waits, or was applied; 1 it was refused or rolled back; 2 no such job, or wrong usage;
     3 no cluster or no Temporal.
     """
     if urgent and lazy:
@@ -148,7 +148,7 @@ def rollback(  # noqa: PLR0917 - options of a command
 
         everstep rollback gpt --to 1 --lazy
 
-    Exit codes: as of `everstep update`.
+    Exit codes: those of `everstep update`.
     """
     fields: dict[str, object] = {
         "rollback": True,

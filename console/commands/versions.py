@@ -1,4 +1,4 @@
-"""``everstep versions``: which code a job ran when, who changed it, and why."""
+"""``everstep versions``: show which code a job ran at which time, who changed it, and why."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from drills.judge.result import DrillResult
 from drills.verdict import summary
 
 SHOWN = 3
-"""At most this many incidents are shown with a command each."""
+"""At most this many incidents are shown, each with a command."""
 SOURCES = {"own memory": "their own memory", "backup": "backups", "disk": "disk", "remote": "remote storage"}
 
 
@@ -63,7 +63,8 @@ def results(runs: list[DrillResult]) -> None:
 
 
 def afterwards(runs: list[DrillResult]) -> list[str]:
-    """Lines that show how to read the incidents: commands if the cluster was left up, or else the option for that."""
+    """Lines that show how to read the incidents: commands if the cluster was left up, or else the option that leaves it
+    up."""
     incidents = [incident for run in runs for incident in run.incidents]
     cluster = next((run.cluster for run in runs if run.cluster), "")
     if not cluster:
@@ -76,7 +77,7 @@ def commands(cluster: str, incidents: Sequence[str] = (), before: str = "") -> l
 
     Args:
         cluster: Folder of the cluster; empty: it was not left up, and there are no commands.
-        incidents: Ids of its incidents; empty: a command that lists them.
+        incidents: Ids of the cluster's incidents; empty: one command lists them.
         before: Text before each command, such as variables.
     """
     if not cluster:

@@ -46,7 +46,7 @@ class Follower:
         control: Connection to the cluster.
         state: State of the job at the start.
         display: Shows the events.
-        attached: Whether the job was running already: then its closed incidents are not shown.
+        attached: Whether the job was running already. If so, its closed incidents are not shown.
     """
 
     def __init__(self, control: Control, state: JobState, display: Display, *, attached: bool) -> None:
@@ -89,7 +89,7 @@ class Follower:
         while True:
             self._display.tick(self._tick(feed.current))
             await self._show_incidents()
-            if self._state.status == "running":  # during an incident copies fail too, and the incident is shown
+            if self._state.status == "running":  # during an incident copies fail too, but the incident itself is shown
                 for event in self._problems.changes(feed.copying, time.monotonic()):
                     self._display.problem(event)
             if result.done():
@@ -247,7 +247,7 @@ class Follower:
 
 
 def detached(job: str, option: str, exit_code: int) -> Ending:
-    """The ending if the job continues without this command, with the commands for it."""
+    """The ending if the job continues without this command, with commands for the job."""
     return Ending(
         outcome="detached",
         headline=f"detached: job {job} is still running",

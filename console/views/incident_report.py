@@ -57,7 +57,7 @@ def outcome(record: IncidentRecord) -> str:
 
 
 def headline(record: IncidentRecord) -> str:
-    """The report's headline, else the symptom."""
+    """The headline of the report, or else the headline with which the incident was opened."""
     report = record.parsed_report()
     return plain((report.headline if report else None) or record.headline or "(its begin was not recorded)")
 
@@ -199,7 +199,7 @@ def _story(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _tried(record: IncidentRecord) -> list[tuple[str, ...]]:
-    """The rungs of the ladder; empty for a single restart, which is in the list of events."""
+    """The rungs of the ladder that were tried; empty for a single restart, which is in the list of events."""
     report = record.parsed_report()
     tried = report.tried if report else []
     if {attempt.rung for attempt in tried} <= {Rung.REATTEMPT} and len(tried) < 2:

@@ -65,7 +65,7 @@ def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
 
 
 def ettr_text(share: RunShare) -> str:
-    """The ETTR of a run: a ratio, ``at most`` a ratio if some losses are not known, or ``unknown``."""
+    """The ETTR of a run: a ratio, ``at most`` a ratio if not all lost time is known, or ``unknown``."""
     if share.ettr is None:
         return "unknown"
     return f"at most {text.ratio(share.ettr)}" if share.unknown else text.ratio(share.ettr)

@@ -16,7 +16,7 @@ from everstep.model.job_state import IncidentSummary
 
 LOG_LINES = 6
 LEDGER_PATIENCE_S = 3.0
-"""Time to wait for the evidence in seconds: it is written during the recovery, and may arrive a moment later."""
+"""The longest wait for the evidence, seconds. It is written during the recovery, and may arrive a moment later."""
 
 
 async def parked_lines(control: Control, job: str, incident: IncidentSummary) -> list[str]:

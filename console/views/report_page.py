@@ -97,7 +97,7 @@ HEIGHT = 150
 """Height of a plot of columns, pixels."""
 LABEL_CHARACTERS = 28
 COLUMN_LABELS = 8
-"""Upper limit for the number of columns with a label, about."""
+"""The largest number of columns with a label."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from everstep.model.stage import NOT_CONFIRMED
 STYLE = {"running": "green", "finished": "green"} | dict.fromkeys(
     ("recovering", "starting", "stopping", NOT_CONFIRMED, RUNNING_SLOW), "yellow"
 )
-"""Colour of a status; red for all others."""
+"""Status → its colour; all others are red."""
 PROBLEMS_SHOWN = 5
 
 
@@ -48,7 +48,7 @@ def jobs_table(lines: Sequence[JobLine]) -> Table:
 
 
 def problem_lines(lines: Sequence[JobLine]) -> list[str]:
-    """The reasons why facts about jobs are missing; of many reasons, the first ones."""
+    """The reasons why facts about jobs are missing; if there are many reasons, only the first ones."""
     problems = [line.problem for line in lines if line.problem]
     more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
     return [*problems[:PROBLEMS_SHOWN], *more]

@@ -33,13 +33,13 @@ def script_problems(script: Path) -> list[str]:
 
 
 def syntax_problem(script: Path) -> str | None:
-    """Why a script is not Python; None: it is Python of this interpreter."""
+    """Why a script is not Python; None: this interpreter can compile it."""
     return _syntax_problem(script, script.read_bytes())
 
 
 @lru_cache(maxsize=8)
 def _syntax_problem(script: Path, source: bytes) -> str | None:
-    """The check, once for each content, since a soak has hundreds of jobs with one script."""
+    """The result of :func:`syntax_problem`, kept for each content: a soak has hundreds of jobs with one script."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -91,7 +91,7 @@ def checkpoint_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def policy_problems(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Unknown rules, rungs, tests and modes in the table ``[policy]``: pairs of the key and the problem.
 
-    The model accepts any word there, since a later release may have more of them.
+    The model accepts any word there, since a later release may know more words.
 
     Args:
         table: Values by names such as ``evict.mode``.

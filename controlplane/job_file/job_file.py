@@ -89,10 +89,10 @@ def load_job(
         path: The job file; None: ``overrides`` has all values.
         overrides: Values from the command line by field name; a value of None is not set; tables are mappings.
         environment: Variables with ``EVERSTEP_JOB_*``; None: those of this process.
-        recorded: Whether the job runs recorded code: then its present script is not checked, and may be missing.
+        recorded: Whether the job runs recorded code. If so, its present script is not checked, and may be missing.
 
     Raises:
-        ConfigError: with one line for each problem, naming key, value, source and remedy.
+        ConfigError: the message has one line for each problem, with key, value, source and remedy.
     """
     draft = _Draft(path, recorded)
     if path is not None:
@@ -154,7 +154,7 @@ class _Draft:
 
     def _add_table(self, table: str, values: Any, entries: Mapping[str, Any], source: str, folder: Path) -> None:
         if not isinstance(values, dict):
-            return  # an earlier source has a value that is not a table, which is reported later
+            return  # an earlier source has a value that is not a table; this is reported later
         for key, value in entries.items():
             name = f"{table}.{key}"
             if value is None:
@@ -171,10 +171,10 @@ class _Draft:
         self.problems.append(f"unknown key '{_join(table, key)}' {source}: {_remedy(key, table)}")
 
     def checked(self) -> JobSpec:
-        """The job.
+        """The checked job.
 
         Raises:
-            ConfigError: with all problems.
+            ConfigError: there are problems; the message lists all of them.
         """
         script = self.values.get("script")
         if script in (None, ""):
@@ -199,7 +199,7 @@ class _Draft:
         except ValidationError as error:
             details = error.errors()
         self.problems += [self._problem_text(detail) for detail in details]
-        # The model compares sizes last, and only if all other values are valid: otherwise compare them here.
+        # The model compares the sizes last, and only if all other values are valid. If not, they are compared here.
         wrong = {str(detail["loc"][0]) if detail["loc"] else "sizes" for detail in details}
         if wrong.isdisjoint({"sizes", *_SHAPE}):
             shape = {name: self.values[name] for name in _SHAPE if name in self.values}
@@ -296,14 +296,15 @@ def _resolved(key: str, value: Any, folder: Path) -> Any:
     if key not in _PATHS or not isinstance(value, str) or not value:
         return list(value) if isinstance(value, tuple) else value
     if (key == "python" and "/" not in value) or (key == "remote_url" and "://" in value):
-        return value  # a program name is searched on PATH of the machine
+        return value  # for python, the machine searches its PATH for this name
     if key == "code" and value == IN_PLACE:
         return value
     return os.path.normpath(folder / Path(value).expanduser())
 
 
 def _default_name(path: Path | None, script: str) -> str:
-    """The name of the job file; without one, the script's name with a random suffix, so that each run is a new job."""
+    """The job file's name without its ending. Without a job file, it is the script's name with a random suffix, so that
+    each run is a new job."""
     stem = re.sub(r"[^a-z0-9]+", "-", (path or Path(script)).stem.lower()).strip("-") or "job"
     return stem[:30].strip("-") if path else f"{stem[:25].strip('-')}-{secrets.token_hex(2)}"
 

@@ -2,8 +2,8 @@
 
 A cluster is one Temporal server, some workers and one agent per machine. All are processes of this computer under a
 supervisor in the background. The files of a cluster are in ``<everstep home>/clusters/<name>``, and its shared memory
-is in ``/dev/shm/everstep-<user>/<id>``; only its user can enter these folders. Agents serve only callers with the token
-in the cluster's folder.
+is in ``/dev/shm/everstep-<user>/<id>``; only the cluster's user can enter these folders. Agents serve only callers with
+the token in the cluster's folder.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def up(
         progress: Is called with a line for each part of the start.
         base_address: Address of the first machine of a new cluster, on loopback unless agents have TLS.
         commands: Programs that run instead of everstep's own; None: everstep's own.
-        agents_ca: Certificate of the authority of the agents' certificates; None: they have no TLS.
+        agents_ca: Certificate of the authority of the agents' certificates; None: the agents use no TLS.
         ledger_url: URL of a ledger; empty: a file of the cluster.
         monitor: File with the settings of inspections; None: the defaults, or the file of a running cluster.
         notices: File with the receivers of notices; None: no receivers, or the file of a running cluster.
@@ -261,7 +261,8 @@ def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
 
 
 def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Claims) -> None:
-    """Check that ports are free, except those of processes that run, or that the supervisor restarts."""
+    """Check that the ports are free. The ports of processes that run, or that the supervisor restarts, are not
+    checked."""
     running = processes(cluster).keys() | _supervised(cluster.home)
     for name, address in _addresses(cluster, choice).items():
         if name.split("'")[0] in running:
@@ -302,7 +303,7 @@ def _start_supervisor(cluster: ClusterFile, progress: Progress) -> None:
 
 
 def _wait(cluster: ClusterFile, choice: TemporalChoice, progress: Progress) -> None:
-    """Wait for every process in turn; they start at the same time."""
+    """Wait for one process after the other; all of them start at the same time."""
     progress(f"waiting for Temporal at {cluster.temporal_address}")
     temporal = ["temporal"] if choice.binary else []
     readiness.run_async(readiness.temporal_ready(choice, cluster, temporal))
@@ -315,15 +316,15 @@ def _wait(cluster: ClusterFile, choice: TemporalChoice, progress: Progress) -> N
 
 
 def down(name: str = "default", *, progress: Progress = lambda _: None, purge: bool = False) -> bool:
-    """Stop all of a cluster: workers, agents, fork servers and ranks, Temporal, shared memory.
+    """Stop a cluster: workers, agents, fork servers, ranks and Temporal; and free its shared memory.
 
     Args:
         name: Name of the cluster.
         progress: Is called with a line for each part of the stop.
-        purge: Whether to remove its folder too, with history, ledger and logs.
+        purge: Whether to remove the cluster's folder too, with history, ledger and logs.
 
     Returns:
-        Whether any part of it existed.
+        Whether any part of the cluster existed.
 
     Raises:
         ClusterError: the name is invalid, or a process cannot be stopped.
@@ -341,7 +342,8 @@ def down(name: str = "default", *, progress: Progress = lambda _: None, purge: b
 
 
 def _stop(home: Path, progress: Progress) -> bool:
-    """Stop all processes, by the supervisor or without it; returns whether there were any. No file is required."""
+    """Stop all processes of a cluster, by the supervisor or without it; returns whether there were any. The files of
+    the cluster are not needed for this."""
     cluster_id, running, before = _identifier(home), supervisor_of(home), _earlier(home)
     existed = bool(running or cluster_processes.of_cluster(cluster_id))
     if running:
@@ -376,7 +378,7 @@ def _follow_stopping(home: Path, supervisor: cluster_processes.Process, progress
 
 
 def supervisor_of(home: Path) -> cluster_processes.Process | None:
-    """The live supervisor of a cluster's folder, or None."""
+    """The live supervisor of a cluster's folder; None: there is none."""
     supervisor = State.load(home).supervisor
     return supervisor if supervisor.pid and cluster_processes.alive(supervisor) else None
 

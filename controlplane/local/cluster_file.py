@@ -121,7 +121,7 @@ def kept_settings(name: str, option: str, given: Path | None, before: Path | Non
 
 @contextmanager
 def lock(home: Path) -> Iterator[None]:
-    """Hold the lock of a cluster: at most one change of it runs at a time.
+    """Hold the lock of a cluster, so that at most one change of the cluster runs at a time.
 
     The lock file lies beside the cluster's folder, since the folder may be removed meanwhile.
     """

@@ -77,7 +77,7 @@ def of_machine(cluster_id: str, machine: str, *folders: Path) -> set[int]:
     Args:
         cluster_id: Id of the cluster; processes of other clusters do not count.
         machine: Name of the machine.
-        folders: Its state folder, and its folder in shared memory, which has its sockets.
+        folders: The machine's state folder, and its folder in shared memory, which has its sockets.
     """
     cluster = of_cluster(cluster_id)
     found = {pid for pid in cluster if _is_of(pid, machine, [os.fsencode(folder) for folder in folders])}
@@ -94,7 +94,8 @@ def _is_of(pid: int, machine: str, folders: list[bytes]) -> bool:
 
 
 def find_command(cluster_id: str, argv: list[str], known: set[int]) -> Process | None:
-    """A session leader of the cluster with exactly this command line, and without a known pid; None: there is none."""
+    """A session leader of the cluster with exactly this command line, and a pid that is not in ``known``; None: there
+    is none."""
     wanted = [os.fsencode(argument) for argument in argv]
     for pid in cluster_ids().get(cluster_id, set()) - known:
         with suppress(OSError):

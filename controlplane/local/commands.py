@@ -15,7 +15,7 @@ TEMPLATE_ROOM = 4096
 
 
 def worker_command() -> list[str]:
-    """The command line of a worker; with ``-P`` no file of the user hides a module."""
+    """The command line of a worker; with ``-P``, no file in the current folder hides a module."""
     return [sys.executable, "-P", "-m", "console.main", "worker"]
 
 

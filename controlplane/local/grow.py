@@ -24,7 +24,7 @@ def grow(name: str, machines: int) -> None:
     """
     home = ClusterFile.load(name).home
     with lock(home), ports.Claims() as claims:
-        cluster = ClusterFile.load(name)  # another process may have changed it before the lock
+        cluster = ClusterFile.load(name)  # another process may have changed it before this process got the lock
         if machines > cluster.at_most:
             raise ClusterError(
                 f"cluster {name!r} may have at most {cluster.at_most} machines: 'everstep up --at-most' sets the limit"

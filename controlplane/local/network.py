@@ -1,6 +1,6 @@
 """Machines with their own network: network namespaces that a bridge connects, and faults of their links.
 
-The control host, which runs Temporal, workers and commands, is one of these namespaces. None of them is connected to
+The control host, which runs Temporal, workers and commands, is one of these namespaces. No namespace is connected to
 this computer's own network.
 """
 
@@ -64,7 +64,7 @@ class Network:
         """Run a command on a host.
 
         Raises:
-            ClusterError: it failed; the message has its error output.
+            ClusterError: the command failed; the message has its error output.
         """
         _run(*self.inside(host), *command)
 
@@ -88,7 +88,8 @@ class Network:
             self._ip(CONTROL, "link", "set", f"q{number}", "netns", self.name(machine), "name", "eth0")
             self._ip(machine, "addr", "add", f"{address}/24", "dev", "eth0")
             self._ip(machine, "link", "set", "eth0", "up")
-            # The second card stands for a card for rank traffic: it is connected to the control host, without traffic.
+            # The second card represents a card for the traffic of ranks. It is connected to the control host, and
+            # carries no traffic.
             far = self._far_end(machine)
             self._ip(CONTROL, "link", "add", far, "type", "veth", "peer", "name", f"s{number}")
             self._ip(CONTROL, "link", "set", f"s{number}", "netns", self.name(machine), "name", SECOND_CARD)
@@ -162,13 +163,14 @@ class Network:
 
     @contextmanager
     def cut_off(self, machine: str) -> Iterator[None]:
-        """While the block runs, cut the link between the control host and a machine; machines reach each other."""
+        """While the block runs, cut the link between the control host and a machine; machines still reach each
+        other."""
         with self._blocked((CONTROL, self.machines[machine]), (machine, self.control)):
             yield
 
     @contextmanager
     def cut_link(self, one: str, other: str) -> Iterator[None]:
-        """While the block runs, cut the link between two machines; all others reach both."""
+        """While the block runs, cut the link between two machines; all other machines still reach both."""
         with self._blocked((one, self.machines[other]), (other, self.machines[one])):
             yield
 
@@ -183,7 +185,7 @@ class Network:
                 self._ip(host, "route", "del", "blackhole", f"{address}/32")
 
     def remove(self) -> list[int]:
-        """Remove the network, and kill the processes in it; returns their pids."""
+        """Remove the network, and kill the processes in it; returns the pids of these processes."""
         return [pid for host in (CONTROL, *self.machines) for pid in _remove(self.name(host))]
 
     def _ip(self, host: str, *words: str) -> None:
@@ -226,7 +228,7 @@ def _pids(name: str) -> list[int]:
 
 
 def _remove(name: str) -> list[int]:
-    """Remove a namespace, and kill every process in it except this one; returns their pids."""
+    """Remove a namespace, and kill every process in it except this one; returns the pids of the killed processes."""
     found = [process for pid in _pids(name) if (process := cluster_processes.identify(pid))]
     for process in found:
         cluster_processes.send(process, signal.SIGKILL)

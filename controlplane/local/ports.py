@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 FIRST, LAST = 20_000, 32_000
-"""Range of ports, below the kernel's range for outgoing connections, which could block a port during a restart."""
+"""Range of ports. It is below the kernel's range for outgoing connections, because an outgoing connection could block a
+port during a restart."""
 
 Stage = Literal["chosen", "owned"]
 """``chosen``: claimed by ``up`` until its process listens; ``owned``: claimed by the supervisor of a cluster."""
@@ -42,7 +43,8 @@ class Claims:
         self._held: dict[tuple[str, int], socket.socket] = {}
 
     def claim(self, host: str, port: int) -> bool:
-        """Claim an address; False: another cluster has it. A second claim of this object succeeds too."""
+        """Claim an address; False: another cluster has it. If this object has the address already, the result is
+        True."""
         if (host, port) in self._held:
             return True
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

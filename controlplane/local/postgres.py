@@ -132,7 +132,7 @@ class Postgres:
         """Run a program of PostgreSQL, as an unprivileged user.
 
         Raises:
-            ClusterError: it failed; the message has its error output.
+            ClusterError: the program failed; the message has its error output.
         """
         user, group = self.who or (None, None)
         log = self.home / f"{program}.out"

@@ -1,4 +1,4 @@
-"""Waits until all processes of a cluster are ready, with an error that names the process that is not, and why."""
+"""Waits until all processes of a cluster are ready; an error names the process that is not ready, and the reason."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list
     """Wait until every worker process polls the task queue.
 
     Raises:
-        ClusterError: a worker does not.
+        ClusterError: a worker does not poll the task queue.
     """
     from temporalio.api.enums.v1 import TaskQueueType
     from temporalio.api.taskqueue.v1 import TaskQueue
@@ -178,7 +178,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     """Wait until an agent answers its health check with SERVING.
 
     Raises:
-        ClusterError: it does not serve.
+        ClusterError: the agent does not serve.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -189,7 +189,8 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     token, credentials = security.metadata(), security.credentials()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
-    # Without its own gRPC pool, an attempt after a refused connection would wait for gRPC's back-off.
+    # Each attempt has its own gRPC pool. Otherwise, after a refused connection, the next attempt would wait for gRPC's
+    # back-off.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
     while True:
         with (

@@ -30,7 +30,7 @@ from everstep.system import private_files as private
 QUICK_DEATH_S = 2.0
 """The death of a process younger than this is a quick death, seconds."""
 FREE_RESTARTS = 2
-"""After this many quick deaths in a row, a process is still restarted at once; after more, it waits."""
+"""Up to this many quick deaths in a row, a process is restarted at once; after more, it is restarted later."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 """Bounds of the wait before a restart, seconds; the wait doubles with each quick death."""
 LOG_LIMIT = 20 << 20
@@ -123,7 +123,7 @@ class Supervisor:
     def _adopt(self) -> None:
         known = {running.pid for running in self.state.processes.values() if cluster_processes.alive(running.process)}
         if not known:
-            self.state.processes = {}  # the state is from an earlier start of the cluster, so its counts are over
+            self.state.processes = {}  # the state, with its restart counts, is from an earlier start of the cluster
         for plan in self.plan.processes:
             running = self.state.processes.get(plan.name)
             if running is None or running.pid not in known:
@@ -243,8 +243,8 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Run a supervisor in the background: ``python -m controlplane.local.supervisor HOME``.
 
-    The calling process ends once the supervisor has its lock. Exit code 0: the supervisor runs; 3: another supervisor
-    runs for this home.
+    The calling process ends once the supervisor has started all processes. Exit code 0: the supervisor runs; 3: another
+    supervisor runs for this home.
     """
     home = Path(arguments[0])
     ready_read, ready_write = os.pipe()

@@ -85,7 +85,8 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def installed(progress: Progress) -> tuple[Path, str] | None:
-    """A usable binary, and where it was found; None: there is none. A line warns about an unmeasured version."""
+    """A usable binary, and where it was found; None: there is none. ``progress`` gets a warning about a version with
+    which nothing was measured."""
     if on_path := shutil.which("temporal"):
         if usable(Path(on_path)):
             version = server_version(Path(on_path))
@@ -140,7 +141,7 @@ def _only_one(progress: Progress) -> Iterator[None]:
 def _download(progress: Progress) -> str:
     """Let the SDK download the server; returns why this failed, or "" if it succeeded."""
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        # In a separate process, since the SDK also starts the server, and its runtime may crash a plain exit.
+        # This runs in a separate process, since the SDK also starts the server, and may crash the process at its exit.
         with waiting(progress, f"downloading Temporal CLI {CLI_VERSION} (about 50 MB, the SDK's own download)"):
             try:
                 loaded = subprocess.run(

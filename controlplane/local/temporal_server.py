@@ -26,7 +26,7 @@ DYNAMIC_CONFIG = {
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
-"""Settings of the embedded server with their JSON values; docs/benchmarks/README.md has measurements of each."""
+"""Setting of the embedded server → its JSON value; docs/benchmarks/README.md has measurements of each setting."""
 
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
 

@@ -60,7 +60,8 @@ class CheckpointsReport(BaseModel):
     """Steps that every rank can restore, the newest first."""
     damaged: list[StateCopy]
     unfinished: int
-    """Number of files on remote storage without a manifest: being uploaded or cut off, and never used."""
+    """Number of files on remote storage without a manifest: they are being uploaded or were cut off, and are never
+    used."""
     unlisted: list[StateCopy]
     """Folders and remote storage that could not be listed, with reasons; their contents are not known."""
     disowned: int
@@ -125,7 +126,7 @@ def report_of(
         silent: The machines that did not answer.
         lineage: Lineage of a running job; empty for an ended job, which may start from any step.
         runs: The runs whose copies a running job may restore.
-        stepping: Whether its ranks are saving: then a slot in the middle of a save does not count as damaged.
+        stepping: Whether its ranks are saving. If so, a slot in the middle of a save does not count as damaged.
     """
     assignment = spec.assignment([machine.name for machine in machines])
     topology = assignment.topology

@@ -12,7 +12,7 @@ IncidentKind = Literal["opened", "waits", "parked", "resumed", "recovered", "run
 """``waits``: the incident waits for slow ranks to end; ``running``: the job runs, but is not confirmed; ``closed``: the
 job ends."""
 WAITS = "stop: "
-"""Prefix of the text of a stage that waits; the rest of the text names what it waits for."""
+"""Prefix of the text of a stage that waits; the rest of the text names what the stage waits for."""
 
 
 @dataclass(frozen=True, slots=True)

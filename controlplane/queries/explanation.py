@@ -1,4 +1,4 @@
-"""The answers of the eviction rules in an incident, from the ledger, or from its workflow while it is open."""
+"""The answers of the eviction rules in an incident, from the ledger, or from the workflow of an open incident."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.model.job_state import incident_workflow_id
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.stage import Stage
 
-if TYPE_CHECKING:  # It imports SQLAlchemy, which is slow: only commands that read the ledger pay for it.
+if TYPE_CHECKING:  # The ledger imports SQLAlchemy, which is slow, so only commands that read the ledger import it.
     from activities.ledger.ledger import Ledger
     from activities.ledger.records import IncidentRecord
 
@@ -38,8 +38,8 @@ async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explan
 
     Raises:
         ConfigError: the reference names no incident.
-        LedgerError: neither the ledger nor Temporal has it.
-        ClusterError: it is open, and its workflow does not answer.
+        LedgerError: neither the ledger nor Temporal has the incident.
+        ClusterError: the incident is open, and its workflow does not answer.
     """
     job, number = parse_incident(reference)
     number = number or await _newest(ledger, job, cluster)
@@ -94,12 +94,12 @@ async def from_workflow(
         control: Connection to the cluster.
         job: Name of the job.
         number: Number of the incident.
-        record: Its record in the ledger; None: the ledger does not have it.
+        record: The incident's record in the ledger; None: the ledger has none.
         policy: Policy of the job; None: the policy of its newest run.
 
     Raises:
         ClusterError: Temporal does not answer, or no worker does.
-        NoSuchJob: Temporal does not have it, or has deleted it.
+        NoSuchJob: Temporal does not have the incident, or has deleted it.
     """
     id = incident_workflow_id(job, number)
     known, stage = await control.evictions(id), await control.stage(id)

@@ -53,13 +53,13 @@ class MachineReport(BaseModel):
     now_ns: int = 0
     """Time of the answer, by the machine's clock, nanoseconds."""
     place: str = ""
-    """Its use, a ``PoolPlace``; empty: the machine pool does not know it."""
+    """The use of the machine, a ``PoolPlace``; empty: the machine pool does not know the machine."""
     job: str = ""
-    """The job that has it, or from which it was evicted; empty: there is no such job."""
+    """The job that has the machine, or from which it was evicted; empty: there is no such job."""
     place_since_ns: int = 0
-    """Time since which it has this use, by Temporal's clock, nanoseconds."""
+    """Time since which the machine has this use, by Temporal's clock, nanoseconds."""
     place_by: str = ""
-    """The operator or program that changed its use last."""
+    """The operator or program that changed the use last."""
     place_why: str = ""
 
 

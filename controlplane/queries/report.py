@@ -56,7 +56,7 @@ class RunShare(BaseModel):
 
     job: str
     run: int
-    """Its number in the ledger."""
+    """The run's number in the ledger."""
     started: datetime | None
     """Start of the run; None: not known."""
     ended: datetime | None
@@ -65,7 +65,7 @@ class RunShare(BaseModel):
     ettr: float | None
     """ETTR of this part; None: not known."""
     unknown: list[str] = Field(default_factory=list)
-    """Possible losses of productive time that are not known; with them, the ratio would be lower."""
+    """Facts about lost time that are not known; because of them, the true ratio may be lower."""
     seconds: float | None
     """Length of this part, seconds; None: not known."""
     lost: dict[Cause, float] = Field(default_factory=dict)
@@ -129,7 +129,7 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
 
 
 def owner_of(incident: IncidentRecord) -> Owner:
-    """The owner of an incident's fault, which may change until the incident is closed."""
+    """The owner of an incident's fault; the owner may change until the incident is closed."""
     if report := incident.parsed_report():
         return fault_owner(report.classification, report.findings)
     try:

@@ -22,7 +22,8 @@ class SavedReport(BaseModel):
     own_step: int | None
     """The newest step that all ranks have in their own memory; None: ranks drift apart, without a common step."""
     own_newest: int | None = None
-    """The newest save of the rank that is furthest behind; later than ``own_step`` only if ranks drift apart."""
+    """The newest step that the rank furthest behind has saved. It is newer than ``own_step`` only if ranks drift
+    apart."""
     apart: int = 0
     """Number of steps between the first and the last rank if it exceeds the slots of a rank; otherwise 0."""
     backup_step: int | None
@@ -48,7 +49,7 @@ def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> Save
 
     Args:
         ranks: The answers of the agents.
-        before: Their earlier answers, if they were queried twice: see :func:`unsteady`.
+        before: The earlier answers of the agents, if these were queried twice: see :func:`unsteady`.
     """
     pairs = [(machine, rank) for machine, shown in ranks.items() for rank in shown]
     generation = max((rank.generation for _, rank in pairs), default=0)
@@ -86,7 +87,8 @@ def _newest(ranks: ShownRanks) -> list[pb.SavedState]:
 
 
 def _held_by_all(saved: Sequence[pb.SavedState]) -> int | None:
-    """The newest step that every rank has in its own slots; if agents list no steps, the oldest of the newest ones."""
+    """The newest step that every rank has in its own slots. If an agent lists no steps, it is the oldest of the ranks'
+    newest steps."""
     if not all(state.own_steps for state in saved):
         return _common(state.own_step for state in saved)
     return _some(max(set.intersection(*(set(state.own_steps) for state in saved)), default=-1)) if saved else None

@@ -1,4 +1,5 @@
-"""How many standbys a cluster should have, by two rules, and how well both would have done on recorded failures."""
+"""Computes by two rules how many standbys a cluster should have, and how well both rules would have done on recorded
+failures."""
 
 from __future__ import annotations
 
@@ -43,9 +44,9 @@ class RuleReport(BaseModel):
     standbys: int | None
     """Number of standbys; None: the record is too short for this rule."""
     days: int | None = None
-    """Number of days to which it was applied, each time with the failures of the days before."""
+    """Number of days to which the rule was applied, each time with the failures of the days before."""
     held: int | None = None
-    """Number of days on which its number of standbys would always have been enough."""
+    """Number of days on which the rule's number of standbys would always have been enough."""
     share: float | None = None
     """``held`` over ``days``, 0 to 1."""
     idle_machine_days: float | None = None

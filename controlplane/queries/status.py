@@ -72,7 +72,7 @@ class JobReport(BaseModel):
     unconfirmed: str
     """Why a running job is not confirmed; empty: it is confirmed, or does not run."""
     launched: bool
-    """False: it has no generation, step or loss (yet)."""
+    """Whether the job was launched; if not, it has no generation, step or loss (yet)."""
     started: datetime
     ended: datetime | None
     script: str
@@ -95,11 +95,11 @@ class JobReport(BaseModel):
     silent: list[str]
     """Machines whose agent does not answer."""
     ettr_unknown: list[str] = Field(default_factory=list)
-    """Possible losses of productive time that are not known; with them, the ratio would be lower."""
+    """Facts about lost time that are not known; because of them, the true ratio may be lower."""
     time_lost: TimeLost | None = None
-    """Unproductive time by cause; None: it was never launched, or the ledger does not have it."""
+    """Unproductive time by cause; None: the job was never launched, or the ledger does not have the job."""
     backups: str
-    """Where the backups are, and which machines may be lost; empty: it does not run."""
+    """Where the backups are, and which machines may be lost; empty: the job does not run."""
     saved: SavedReport | None
     """The saved steps; None: nothing is saved, or no agent reports it."""
     kept: str
@@ -253,7 +253,8 @@ async def job_report(control: Control, job: str) -> JobReport:
 
 
 def code_text(state: JobState) -> str:
-    """The running version of a job's code, the waiting and the refused version; empty: it has had only one version."""
+    """The versions of a job's code that run, wait, or were refused, as text; empty: the job has had only one
+    version."""
     if len(state.versions) < 2:
         return ""
     running = next((one for one in state.versions if one.number == state.spec.version), None)

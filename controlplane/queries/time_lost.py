@@ -16,7 +16,7 @@ from everstep.errors import EverstepError
 from everstep.model.job_state import JobState
 from everstep.model.stage import Stage
 
-if TYPE_CHECKING:  # It imports Temporal's client, which is slow: reading the ledger does not need it.
+if TYPE_CHECKING:  # These modules import Temporal's client, which is slow, and which the ledger does not need.
     from controlplane.client import Control
     from controlplane.progress import JobProgress
 

@@ -29,7 +29,7 @@ from everstep.rank import environment
 NAMED = 4
 """Number of folders that a warning names."""
 READ_FILES, READ_BYTES = 500, 200_000
-"""Number of files of a folder that are searched for imports, and bytes of each."""
+"""At most this many files of a folder are searched for imports, and at most this many bytes of each file."""
 OURS = "everstep"
 """Name of everstep's own package, which is left out of the warning."""
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([\w., \t]+))", re.MULTILINE)
@@ -49,7 +49,7 @@ async def first_version(
         The job with this version, the version (none if the code runs in place), and a note for the user, or "".
 
     Raises:
-        ConfigError: the folder cannot be a version; the message has the reason and a remedy.
+        ConfigError: no version can be made of the folder; the message has the reason and a remedy.
         VersionStoreError: the store of versions does not accept it.
     """
     own = spec.model_copy(update={"code": "", "version": 1})
@@ -80,7 +80,7 @@ async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Mac
     """Start a job at step 0 with a snapshot of its code, as ``everstep run`` does.
 
     Raises:
-        ConfigError: the folder cannot be a version, or a job of this name is running.
+        ConfigError: no version can be made of the folder, or a job of this name is running.
         VersionStoreError: the store of versions does not accept it.
         ClusterError: Temporal does not answer.
     """
@@ -89,7 +89,7 @@ async def start_recorded(control: Control, spec: JobSpec, machines: Sequence[Mac
 
 
 def outside_code(spec: JobSpec, folder: Path) -> str:
-    """A warning about imported code that is not in a snapshot of the folder; empty: there is none on this machine.
+    """A warning about imported code that is not in a snapshot of the folder; empty: this machine has no such code.
 
     Args:
         spec: The job before any snapshot; it is checked as it would run on this machine.

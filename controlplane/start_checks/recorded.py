@@ -43,7 +43,7 @@ async def recorded_version(control: Control, spec: JobSpec, named: str, step: in
         control: Connection to the cluster.
         spec: The job; its other settings stay.
         named: The version: its number in the last run, or its id.
-        step: Completed steps at its start; None: step 0, or the latest checkpoint.
+        step: Completed steps at the start of the job; None: step 0, or the latest checkpoint.
 
     Raises:
         ConfigError: there is no such version, or it is not stored; the message lists the versions.

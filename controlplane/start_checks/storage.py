@@ -1,4 +1,4 @@
-"""Checks on the machines, before a job starts, whether they can write checkpoints and have its variables."""
+"""Checks, before a job starts, whether its machines can write checkpoints and have the variables that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alembic's entry. The ledger hands its connection over; a developer gives ``-x url=sqlite:///…``.
+"""Alembic's entry point. The ledger passes its connection; a developer passes ``-x url=sqlite:///…`` instead.
 
 alembic -c activities/ledger/migrations/alembic.ini -x url=sqlite:////tmp/l.db upgrade head
 alembic -c activities/ledger/migrations/alembic.ini -x url=sqlite:////tmp/l.db revision --autogenerate -m "…"

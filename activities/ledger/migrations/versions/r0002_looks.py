@@ -1,4 +1,4 @@
-"""what ranks were seen to do."""
+"""samples of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Go to this revision; there is no way back, restore a backup instead."""
+    """Upgrade to this revision. There is no downgrade: restore a backup instead."""
     op.create_table(
         "incident_looks",
         sa.Column("run", sa.Integer(), autoincrement=False, nullable=False),

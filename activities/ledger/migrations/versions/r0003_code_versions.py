@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Go to this revision; there is no way back, restore a backup instead."""
+    """Upgrade to this revision. There is no downgrade: restore a backup instead."""
     op.create_table(
         "code_versions",
         sa.Column("run", sa.Integer(), nullable=False),
