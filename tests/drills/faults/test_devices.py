@@ -26,8 +26,8 @@ def device(tmp_path: Path) -> Iterator[Device]:
     made.close()
 
 
-WITHOUT_A_DRILL = {"disk-failed"}
-"""A drill does not know the disks of this computer, and other disks evict no machine."""
+WITHOUT_A_DRILL = {"disk-failed", "fs-made-readonly"}
+"""A drill does not know the disks of this computer, and a disk that no job is on evicts no machine."""
 
 
 def test_every_fault_that_is_sure_can_be_shown() -> None:
