@@ -101,8 +101,9 @@ class JobIncidents:
         else:
             self._leave(anomaly.generation)
         state.status = "recovering"
+        versions = state.versions
         number, opened_ns, child = await self.open(anomaly)
-        self._updates.incident = child
+        self._updates.incident_opened(child, versions)
         helpers = [asyncio.create_task(self._abandon_on_stop(child))]
         if anomaly.symptom is Symptom.SLOW:
             helpers.append(asyncio.create_task(self._overtake(child)))
@@ -118,7 +119,7 @@ class JobIncidents:
             for helper in helpers:
                 helper.cancel()
             self.observed.goes_on = False
-            self._updates.incident = None
+            self._updates.incident_closed()
         if goes_on and report.generation != anomaly.generation:
             self._leave(anomaly.generation)
         wait_for_step = learn(state, report)

@@ -22,11 +22,13 @@ with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.versions.request import RequestAnswer, answer_to, same_as
     from everstep.model.incident import Anomaly, IncidentReport, Symptom
     from everstep.model.job_state import JobState
-    from everstep.model.version import UpdateRequest, VersionStatus
+    from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
     from workflows.start_activity import start_activity
 
 WHY_CHARACTERS = 4000
 """The largest number of characters of a traceback that a job keeps."""
+
+IncidentHandle = workflow.ChildWorkflowHandle[Any, IncidentReport]
 
 
 class Updates:
@@ -44,8 +46,7 @@ class Updates:
         self._timers: dict[int, tuple[int, asyncio.Task[None]]] = {}
         """Version → the time at which it is due, nanoseconds, and the task that wakes the job at that time."""
         self._notifying: set[asyncio.Task[None]] = set()
-        self.incident: workflow.ChildWorkflowHandle[Any, IncidentReport] | None = None
-        """The open incident, which may include pending updates."""
+        self._incident: IncidentHandle | None = None
 
     # Requests of operators.
 
@@ -112,11 +113,26 @@ class Updates:
                 self._begin(version.number)
         self._set_timers()
 
+    def incident_opened(self, incident: IncidentHandle, versions: list[JobVersion]) -> None:
+        """Note the open incident, which may include pending updates.
+
+        Args:
+            incident: The incident.
+            versions: The versions with which it was started. A version may have been withdrawn since then.
+        """
+        self._incident = incident
+        if self._state.versions != versions:
+            self._notify()
+
+    def incident_closed(self) -> None:
+        """Note that no incident is open any more."""
+        self._incident = None
+
     async def notify_incident(self) -> None:
         """Notify the open incident, if there is one, of pending updates."""
-        if self.incident is not None and self._state.versions:
+        if self._incident is not None and self._state.versions:
             with contextlib.suppress(FailureError):  # the incident is over: the job applies due updates itself
-                await self.incident.signal("versions", self._state.versions)
+                await self._incident.signal("versions", self._state.versions)
 
     # Make and try a version.
 
@@ -210,7 +226,11 @@ class Updates:
     def _changed(self, answer: RequestAnswer) -> None:
         self._set_timers()
         self._show()
-        if answer.changed and self.incident is not None:
+        if answer.changed:
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._incident is not None:
             notifying = asyncio.create_task(self.notify_incident(), name="notify incident")
             self._notifying.add(notifying)
             notifying.add_done_callback(self._notifying.discard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.rank_ends import exited
 from tests.workflows.conftest import Jobs, anomaly, exits, held
 from tests.workflows.test_restore import m1_empty
 from workflows.job import JobWorkflow
+from workflows.updates import Updates
 
 ADA = {"operator": "ada", "reason": "a better loss"}
 LAZY = {"code": "/home/ada/gpt", **ADA}
@@ -236,6 +238,24 @@ async def test_what_is_withdrawn_while_state_is_restored_does_not_come(jobs: Job
     assert (state.spec.version, version(state, 2).status) == (1, VersionStatus.WITHDRAWN)
     [report] = reports(jobs)
     assert (report.resolution, report.version) == ("reattempt", 1)
+
+
+async def test_what_is_withdrawn_while_an_incident_is_opened_reaches_it(jobs: Jobs) -> None:
+    """The job knows its incident as open only after the incident may have begun to work."""
+    state = await (await running(jobs)).query(JobWorkflow.current_state)
+    updates, sent = Updates(state, show=lambda: None), list[tuple[Any, ...]]()
+
+    async def signal(*given: Any) -> None:
+        sent.append(given)
+
+    incident: Any = SimpleNamespace(signal=signal)
+    updates.incident_opened(incident, state.versions)
+    assert not updates.under_way, "the incident was started with these versions"
+    started_with, state.versions = state.versions, [version(state, 1).model_copy(update={"why": "withdrawn"})]
+    updates.incident_opened(incident, started_with)
+    while updates.under_way:  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0)
+    assert sent == [("versions", state.versions)]
 
 
 @pytest.mark.history("job-rolled-back", "incident-rolled-back")
