@@ -24,7 +24,7 @@ from everstep.decisions.blame.hang.progress import HangCheck, UsedUp, check_hang
 from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.dumps.folder import STOPPED, FolderReader, samples_of
 from everstep.dumps.py_spy import StackReader
-from everstep.errors import DumpError, EverstepError, LedgerError
+from everstep.errors import EverstepError, LedgerError
 from everstep.model.hang import HangResult
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -114,8 +114,6 @@ class Judged:
 
     check: HangCheck
     evidence: JobSamples
-    unread: list[str]
-    """The data that could not be read."""
 
 
 def judge_looks(
@@ -135,15 +133,11 @@ def judge_looks(
         is_hung: It is known from elsewhere that the job does not step.
         limits: The limits of the analysis.
     """
-    stacks, readers, unread = StackReader(), [], list[str]()
+    stacks, readers = StackReader(), []
     for one in (looks[0], looks[-1]) if len(looks) > 1 else looks:
         reader = FolderReader(stacks)
         for reply in one.replies.values():
-            for name, data in files_of(reply):
-                try:
-                    reader.read({name: data})
-                except DumpError as error:
-                    unread.append(str(error))
+            reader.read(files_of(reply))
         readers.append(reader)
     evidence = samples_of(readers)
     if is_hung:
@@ -151,7 +145,7 @@ def judge_looks(
     names = [machine.name for machine in machines]
     verdict = judge_hang(evidence, spec.topology(), limits, names)
     work = work_of(looks[0].used(), looks[-1].used(), looks[-1].at_s - looks[0].at_s)
-    return Judged(check_hang(verdict, evidence, work), evidence, unread)
+    return Judged(check_hang(verdict, evidence, work), evidence)
 
 
 async def trace(

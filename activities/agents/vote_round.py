@@ -20,7 +20,7 @@ from everstep.decisions.blame.slow.by_samples import RankAtWork, count_samples, 
 from everstep.decisions.blame.slow.own_past import CpuPerStep, RankTimes
 from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
-from everstep.errors import DumpError, EverstepError
+from everstep.errors import EverstepError
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowRound
@@ -159,11 +159,7 @@ def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
 
     reader = FolderReader(stacks)
     for reply in one.replies.values():
-        for name, data in files_of(reply):
-            try:
-                reader.read({name: data})
-            except DumpError:
-                continue
+        reader.read(files_of(reply))
     processes = (process for reply in one.replies.values() for process in reply.processes)
     asleep = {process.rank for process in processes if process.role == "trainer" and process.state == SLEEPS}
     return {rank: RankAtWork(found, rank in asleep) for rank, found in reader.samples().ranks.items()}

@@ -26,6 +26,9 @@ from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.slow import SlowConclusion
 from everstep.model.topology import Topology, parse_laid, parse_mesh
 
+UNREAD_SHOWN = 5
+"""Number of files that could not be read and are listed."""
+
 
 class HangUnlessNamed(DefaultCommand):
     """``everstep analyze DIR`` is short for ``everstep analyze hang DIR``."""
@@ -127,7 +130,7 @@ def hang(  # noqa: PLR0917 - options of a command
 
         everstep analyze dumps/ --machines 16 --ranks-per-machine 2 --mesh dp=4,pp=4,tp=2 --json
 
-    Exit codes: 0 a machine or the script is named, or the job does not hang; 1 a file cannot be read;
+    Exit codes: 0 a machine or the script is named, or the job does not hang; 1 no file can be read;
     2 wrong usage; 4 nothing is known.
     """
     samples = replace(read_folder(folder, pickles=pickles), is_hung=hung)
@@ -143,7 +146,8 @@ def hang(  # noqa: PLR0917 - options of a command
     limits = HangLimits(methods=(HangMethod.STACKS,)) if stacks_only else HangLimits()
     names = _names(hosts)
     verdict = judge_hang(samples, topology, limits, names)
-    print(hang_json(verdict, topology, names) if as_json else hang_text(verdict, topology, names))
+    shown = hang_json if as_json else hang_text
+    print(shown(verdict, topology, names, samples.unread))
     raise typer.Exit(EXIT_UNKNOWN if verdict.conclusion is HangConclusion.UNKNOWN else 0)
 
 
@@ -210,8 +214,15 @@ def _topology(  # noqa: PLR0917 - the options of both commands
     return Topology(count, per_machine, short.mesh, laid)
 
 
-def hang_text(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ()) -> str:
-    """The verdict on a hang in one line, the machines to evict, the evidence, and a picture of the topology."""
+def hang_text(verdict: HangVerdict, topology: Topology, names: Sequence[str] = (), unread: Sequence[str] = ()) -> str:
+    """The verdict on a hang in one line, the machines to evict, the evidence, and a picture of the topology.
+
+    Args:
+        verdict: The verdict.
+        topology: The topology of the job.
+        names: The names of the machines, in their order.
+        unread: Why files could not be read, one text for each.
+    """
     machines = names_of(verdict.machines, names)
     facts = [
         ("method", verdict.method.value),
@@ -219,6 +230,7 @@ def hang_text(verdict: HangVerdict, topology: Topology, names: Sequence[str] = (
         ("innocent", f"{verdict.innocent} of them, on purpose" if verdict.innocent else ""),
         ("group", str(verdict.group) if verdict.conclusion is HangConclusion.OVER_EVICTS and verdict.group else ""),
         ("not known", f"rank {listed(verdict.unknown)}, which may be healthy or not" if verdict.unknown else ""),
+        ("not read", f"{len(unread)} file{'s' * (len(unread) > 1)}" if unread else ""),
         ("topology", _sizes_text(topology)),
     ]
     blocks = [
@@ -227,13 +239,17 @@ def hang_text(verdict: HangVerdict, topology: Topology, names: Sequence[str] = (
     ]
     if verdict.evidence:
         blocks += ["", "Evidence", *(f"  {line}" for line in verdict.evidence)]
+    if unread:
+        rest = [f"{len(unread) - UNREAD_SHOWN} more"] if len(unread) > UNREAD_SHOWN else []
+        blocks += ["", "Files that were not read", *(f"  {line}" for line in [*unread[:UNREAD_SHOWN], *rest])]
     if verdict.stacks:
         blocks += ["", "Activity of the ranks", *(f"  {line}" for line in verdict.picture.splitlines())]
     return clean("\n".join(blocks))
 
 
-def hang_json(verdict: HangVerdict, topology: Topology, names: Sequence[str] = ()) -> str:
-    """The verdict on a hang as a JSON object; its keys do not change between releases."""
+def hang_json(verdict: HangVerdict, topology: Topology, names: Sequence[str] = (), unread: Sequence[str] = ()) -> str:
+    """The verdict on a hang as a JSON object; its keys do not change between releases. The arguments are those of
+    ``hang_text``."""
     return json.dumps(
         {
             "conclusion": verdict.conclusion.value,
@@ -247,6 +263,7 @@ def hang_json(verdict: HangVerdict, topology: Topology, names: Sequence[str] = (
             "alternatives": [_group(group) for group in verdict.alternatives],
             "unexplained": list(verdict.unexplained),
             "unknown": list(verdict.unknown),
+            "unread": list(unread),
             "evidence": list(verdict.evidence),
             "stacks": [
                 {"text": stack.text, "ranks": list(stack.ranks), "dominant": stack.dominant} for stack in verdict.stacks

@@ -95,7 +95,7 @@ async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None,
             judged = judge_looks(samples, state.spec, machines, is_hung=flags["hung"])
     for name, why in sorted(samples[-1].silent.items()):
         print(f"{name}: {why}", file=sys.stderr)
-    for problem in judged.unread:
+    for problem in judged.evidence.unread:
         print(f"left out: {problem}", file=sys.stderr)
     if out:
         _write(out, {number: list(sample.replies.values()) for number, sample in enumerate(samples, 1)})

@@ -13,7 +13,7 @@ import json
 import pickle
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ PICKLE = b"\x80"
 SAME_SIZES = ("all_reduce", "allreduce", "reduce_scatter", "_reduce_scatter_base", "broadcast")
 """Operations in which all ranks pass tensors of the same size."""
 ORDER = 64
-"""Number of newest collectives of a rank whose order is kept."""
+"""Number of newest operations of a rank whose order is kept."""
 _NO_RECORD: tuple[type[Exception], ...] = (*UNREADABLE, pickle.UnpicklingError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
@@ -41,8 +41,8 @@ class FlightRecord:
     """Process group → its ranks, for the groups whose ranks are in the record."""
     labels: Mapping[str, str]
     """Process group → its description."""
-    position: int
-    """A number that grows with each operation: if it differs between two records, the rank progressed."""
+    position: tuple[int, int]
+    """The newest operation, and the newest one that is over. If it differs between two records, the rank progressed."""
 
 
 class _PlainData(pickle.Unpickler):
@@ -89,34 +89,55 @@ def flight_record(fields: Mapping[str, Any], name: str = "the record") -> Flight
     """
     last: dict[str, int] = {}
     labels: dict[str, str] = {}
-    pending: dict[tuple[str, bool, int | None], PendingOperation] = {}
-    position = -1
-    order: deque[tuple[str, int]] = deque(maxlen=ORDER)
+    pending: list[tuple[PendingOperation, bool]] = []
+    newest = done = -1
+    order: deque[tuple[str, int, bool]] = deque(maxlen=ORDER)
     try:
         groups = _groups(fields.get("pg_config") or {})
         for entry in fields.get("entries") or []:
             group, label = (*entry["process_group"], "")[:2]
             labels[group] = label
-            position = max(position, int(entry.get("record_id", position + 1)))
+            newest = max(newest, int(entry.get("record_id", newest + 1)))
             operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
             is_p2p, number, peer = bool(entry.get("is_p2p")), int(entry["collective_seq_id"]), None
             if is_p2p:
                 operation, peer = _to_peer(operation, entry, groups.get(group))
+                order.append((group, int(entry.get("p2p_seq_id", -1)), True))
             else:
                 last[group] = max(last.get(group, -1), number)
-                order.append((group, number))
-            if not _is_done(entry) and (group, is_p2p, peer) not in pending:
+                order.append((group, number, False))
+            if _is_done(entry):
+                done = newest
+            else:
                 sizes = str(entry.get("input_sizes", "")) if operation.startswith(SAME_SIZES) else ""
-                pending[group, is_p2p, peer] = PendingOperation(group, number, operation, sizes, peer, is_p2p)
+                one = PendingOperation(group, number, operation, sizes, peer, is_p2p)
+                pending.append((one, entry.get("state") == "started"))
     except UNREADABLE as error:
         raise DumpError(
             f"{name}: an entry of the flight record cannot be read ({error!r}; version of the record: "
             f"{fields.get('version', 'unknown')}): dump that rank again, or remove the file"
         ) from error
-    record = CommunicationRecord(last, tuple(pending.values()), tuple(order))
-    return FlightRecord(
-        record, groups, {group: text for group, text in labels.items() if text != "undefined"}, position
-    )
+    inside = _inside(pending)
+    for one, _ in pending:
+        if not one.is_p2p and one not in inside:
+            last[one.group] = min(last[one.group], one.number - 1)
+    record = CommunicationRecord(last, inside, tuple(order))
+    labels = {group: text for group, text in labels.items() if text != "undefined"}
+    return FlightRecord(record, groups, labels, (newest, done))
+
+
+def _inside(pending: Sequence[tuple[PendingOperation, bool]]) -> tuple[PendingOperation, ...]:
+    """Return the operations that a rank is inside: the oldest started operation of each stream.
+
+    A rank of a GPU enqueues operations far ahead. Those that are only scheduled wait for older operations of the same
+    rank, so the rank has not reached them. If no operation is started (gloo, and NCCL without
+    ``TORCH_NCCL_ENABLE_TIMING``, do not record that), the rank is inside its oldest operation.
+    """
+    started: dict[tuple[str, bool, int | None], PendingOperation] = {}
+    for one, is_started in pending:
+        if is_started:
+            started.setdefault((one.group, one.is_p2p, one.peer), one)
+    return tuple(started.values()) or tuple(one for one, _ in pending[:1])
 
 
 def _is_done(entry: Mapping[str, Any]) -> bool:

@@ -11,16 +11,18 @@ between the first and the last sample have progressed.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from everstep.base.text import listed
 from everstep.decisions.blame.hang.rank_samples import NOTHING, CommunicationRecord, JobSamples, RankSample
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.dumps.flight_records import PICKLE, flight_record, parse_record
@@ -37,6 +39,8 @@ _RANK = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 _SNAPSHOT = re.compile(r"snapshot[-_. ]?(\d+)")
 _GZIP = b"\x1f\x8b"
+SHOWN = 3
+"""Number of unread files that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +69,31 @@ class FolderReader:
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
         self._record_names: dict[int, str] = {}
-        self._positions: dict[int, int] = {}
+        self._positions: dict[int, tuple[int, int]] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
         self._labels: dict[str, str] = {}
         self._ras: dict[int, RankSample] = {}
         self._stopped: set[int] = set()
         self._ranks: set[int] = set()
+        self.unread: list[str] = []
+        """For each file that could not be read: which, why, and what to do."""
 
-    def read(self, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> None:
+    def read(self, files: Iterable[tuple[str, bytes]]) -> None:
         """Read files, by name; ``processes.json`` has to be the first.
 
+        A file that cannot be read is listed in ``unread``. Nothing is known of its rank then, unless another file shows
+        it.
+
         Raises:
-            DumpError: a file cannot be read, or its rank is not known.
+            ConfigError: two files are flight records of one rank.
         """
-        for name, data in files.items() if isinstance(files, Mapping) else files:
-            self._read(name, data)
+        for name, data in files:
+            try:
+                self._read(*_unpacked(name, data))
+            except DumpError as error:
+                self.unread.append(str(error))
+                with contextlib.suppress(DumpError):
+                    self._ranks |= {rank for rank in (_rank_in(name),) if rank is not None}
 
     def position(self, rank: int) -> tuple[Any, ...]:
         """Where a rank is in its code and in its collectives. It differs between two samples if the rank progressed."""
@@ -109,7 +123,7 @@ class FolderReader:
             )
         ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
         groups, labels = earlier._groups | self._groups, earlier._labels | self._labels
-        return JobSamples(ranks, groups, labels, ras_ranks=ras_ranks)
+        return JobSamples(ranks, groups, labels, ras_ranks=ras_ranks, unread=tuple(self.unread))
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
@@ -137,8 +151,8 @@ class FolderReader:
             raise DumpError(_without_rank(name))
         flight = flight_record(fields, name)
         if other := self._record_names.get(rank):
-            raise DumpError(
-                f"{other} and {name} are both flight records of rank {rank}: remove the record that is not of this hang"
+            raise ConfigError(
+                f"{other} and {name} are both flight records of rank {rank}: remove the records of other hangs"
             )
         self._record_names[rank] = name
         self._ranks.add(rank)
@@ -193,8 +207,8 @@ def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
         pickles: Whether flight records may be pickles.
 
     Raises:
-        ConfigError: there is no such folder, or it has no files.
-        DumpError: a file cannot be read.
+        ConfigError: there is no such folder, it has no files, or two of them are flight records of one rank.
+        DumpError: no file can be read.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}: name one with dumps of py-spy or flight records")
@@ -207,6 +221,8 @@ def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
         reader.read(_files(snapshot))
         readers.append(reader)
     samples = samples_of(readers)
+    if samples.unread and not any(sample.is_known for sample in samples.ranks.values()):
+        raise DumpError(listed(samples.unread, SHOWN, noun="files", separator="; "))
     if not samples.ranks:
         raise ConfigError(f"the folder {folder} has no dumps: put dumps of py-spy or flight records there")
     return samples
@@ -218,19 +234,30 @@ def _differ(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """The name in the folder and the unpacked contents of each file; files ``processes.json`` come first."""
+    """The name in the folder and the contents of each file; files ``processes.json`` come first."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     for path in sorted(paths, key=lambda path: not path.name.startswith(PROCESSES)):
-        name = str(path.relative_to(folder))
         try:
             data = path.read_bytes()
-            if data[:2] == _GZIP:
-                name, data = name.removesuffix(".gz"), gzip.decompress(data)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        yield str(path.relative_to(folder)), data
+
+
+def _unpacked(name: str, data: bytes) -> tuple[str, bytes]:
+    """The name and the contents of a file that may be compressed.
+
+    Raises:
+        DumpError: the file cannot be unpacked, or is empty.
+    """
+    if data[:2] == _GZIP:
+        try:
+            name, data = name.removesuffix(".gz"), gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise DumpError(f"{path} cannot be read: {error}") from error
-        if not data.strip():
-            raise DumpError(f"{path} is empty: its dump failed; dump that rank again, or remove the file")
-        yield name, data
+            raise DumpError(f"{name} cannot be read: {error}") from error
+    if not data.strip():
+        raise DumpError(f"{name} is empty: its dump failed; dump that rank again, or remove the file")
+    return name, data
 
 
 def _rank_in(name: str, pattern: re.Pattern[str] = _RANK) -> int | None:

@@ -69,7 +69,7 @@ async def test_the_rank_is_named_and_does_nothing(name: str) -> None:
     verdict = judged.check.verdict
     assert (verdict.conclusion, verdict.ranks, len(found)) == (HangConclusion.NAMES, (culprit,), 2), verdict.reason
     assert judged.check.sign is HangSign.QUIET
-    assert judged.unread == []
+    assert judged.evidence.unread == ()
 
 
 async def test_a_rank_that_computes_may_have_a_long_phase() -> None:

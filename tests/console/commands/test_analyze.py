@@ -37,7 +37,7 @@ def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, found["ranks"], found["machines"], found["names"]) == (0, [culprit], [1], ["b"])
     assert list(found) == [
         *("conclusion", "method", "reason", "ranks", "machines", "names", "innocent", "group", "alternatives"),
-        *("unexplained", "unknown", "evidence", "stacks", "topology"),
+        *("unexplained", "unknown", "unread", "evidence", "stacks", "topology"),
     ]
 
 

@@ -141,12 +141,24 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
         read_folder(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("data", [b"", RECORD[:-5], b"\x80\x02nothing", b"hello", b"\x1f\x8bnothing"])
+def test_a_file_that_cannot_be_read_costs_only_that_file(data: bytes, tmp_path: Path) -> None:
+    """Nothing is known of its rank, which is counted as missing."""
+    (tmp_path / "rank-0.json").write_bytes(RECORD)
+    (tmp_path / "rank-1.json").write_bytes(data)
+    samples = read_folder(tmp_path)
+    assert [samples.of(rank).is_known for rank in range(2)] == [True, False]
+    assert samples.ranks.keys() == {0, 1}
+    [unread] = samples.unread
+    assert unread.startswith("rank-1")
+
+
 def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
     """One of the two records is of another run, and would make a healthy rank look late."""
     (tmp_path / "old").mkdir()
     for name in ("rank-2.json", "old/nccl_trace_rank_2"):
         (tmp_path / name).write_bytes(RECORD)
-    with pytest.raises(DumpError, match=r"old/nccl_trace_rank_2 and rank-2\.json are both"):
+    with pytest.raises(ConfigError, match=r"old/nccl_trace_rank_2 and rank-2\.json are both"):
         read_folder(tmp_path)
 
 

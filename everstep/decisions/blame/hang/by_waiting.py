@@ -5,8 +5,8 @@ First, the collectives of a group have to match (``judge_mismatch``). Then waiti
 
 At the end, ranks may wait for each other in a circle, because one of them skipped a collective. That rank waits in the
 next collective for ranks that wait for it in the skipped one. How many ranks wait for it shows nothing; the order of
-its collectives does (``out_of_order``): when its peers in the same stage entered the collective in which the rank
-waits, they had entered as many collectives of each other kind of group, and the rank had not.
+its operations does (``out_of_order``): before the same operation, its peers in the same stage called as many operations
+of each other kind of group, and the rank did not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from everstep.decisions.blame.hang.outliers import stage_of
 from everstep.decisions.blame.hang.rank_samples import WORLD, JobSamples
 from everstep.decisions.blame.hang.shared_group import shared_group
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
-from everstep.decisions.blame.hang.wait_for import OpenCollective, Sink, WaitGraph, members_of, sinks
+from everstep.decisions.blame.hang.wait_for import (
+    CLEAR_MAJORITY,
+    TRANSFER,
+    OpenCollective,
+    Sink,
+    WaitGraph,
+    members_of,
+    sinks,
+)
 from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 
@@ -50,38 +58,53 @@ def out_of_order(ranks: Sequence[int], samples: JobSamples, topology: Topology) 
 def _is_odd(
     rank: int, ranks: Sequence[int], samples: JobSamples, topology: Topology, kinds: dict[str, str]
 ) -> bool | None:
-    """Compare a rank with its peers, at the time when they entered the collective in which the rank waits.
+    """Compare the operations of a rank with those of its peers in the same stage.
 
     Returns:
-        Whether most peers had then entered other numbers of collectives; None if no peer entered that collective.
+        Whether most peers called other numbers of operations before an operation that the rank called, too; None if no
+        peer called such an operation.
     """
-    order = _order(rank, samples, topology, kinds)
-    if not order:
+    mine = _called_before(rank, samples, topology, kinds)
+    if not mine:
         return None
-    newest, before = order[-1], dict(order[:-1])
     stage, differing, alike = stage_of(rank, topology), 0, 0
     for peer in range(topology.world_size):
         if peer in ranks or stage_of(peer, topology) != stage or differing + alike >= MOST_PEERS:
             continue
-        theirs = _order(peer, samples, topology, kinds)
-        if newest in theirs:
-            then = dict(theirs[: theirs.index(newest)])
-            same = all(before[kind] == number for kind, number in then.items() if kind in before)
+        theirs = _called_before(peer, samples, topology, kinds)
+        if common := mine.keys() & theirs.keys():
+            same = all(
+                mine[operation].get(kind, number) == number
+                for operation in common
+                for kind, number in theirs[operation].items()
+            )
             alike, differing = alike + same, differing + (not same)
     return differing > alike if differing + alike else None
 
 
+def _called_before(
+    rank: int, samples: JobSamples, topology: Topology, kinds: dict[str, str]
+) -> dict[tuple[str, int], dict[str, int]]:
+    """Return for each of the newest operations of a rank the newest number of each kind that the rank called before."""
+    newest: dict[str, int] = {}
+    before = {}
+    for kind, number in _order(rank, samples, topology, kinds):
+        before[kind, number] = dict(newest)
+        newest[kind] = number
+    return before
+
+
 def _order(rank: int, samples: JobSamples, topology: Topology, kinds: dict[str, str]) -> tuple[tuple[str, int], ...]:
-    """Return the newest collectives of a rank as kind of group and number, the newest last.
+    """Return the newest operations of a rank as kind of group and number, the newest last.
 
     ``kinds`` remembers the kind of each group.
     """
     record = samples.of(rank).record
     order = []
-    for group, number in record.order if record else ():
+    for group, number, is_p2p in record.order if record else ():
         if group not in kinds:
             kinds[group] = _kind(group, samples, topology)
-        order.append((kinds[group], number))
+        order.append((f"{kinds[group]}{' p2p' * is_p2p}", number))
     return tuple(order)
 
 
@@ -90,10 +113,6 @@ def _kind(group: str, samples: JobSamples, topology: Topology) -> str:
     if group == WORLD or not members:
         return group
     return next((kind for kind in topology.kinds if topology.group(members[0], kind) == members), group)
-
-
-CLEAR_MAJORITY = 3
-"""The ranks that call another collective are named if the other ranks are at least this many times as many."""
 
 
 def judge_mismatch(graph: WaitGraph, topology: Topology, names: Sequence[str]) -> HangVerdict | None:
@@ -150,6 +169,8 @@ LEAST_WAITING = 0.5
 
 def by_waiting(case: HangCase) -> HangVerdict | str:
     """Return the verdict by the ranks that other ranks wait for, or a text: why there is no verdict."""
+    if ready := _ready(case):
+        return ready
     all_ends = [sink for sink in sinks(case.graph, case.samples) if sink.behind or len(sink.ranks) > 1]
     ends = [sink for sink in all_ends if not (case.graph.blind and _is_by_frames(case, sink))]
     circles = [sink for sink in ends if len(sink.ranks) > 1 and not sink.stuck]
@@ -157,12 +178,28 @@ def by_waiting(case: HangCase) -> HangVerdict | str:
         return _crossed(case) or _without_ends(case, all_ends)
     if len(circles) > 1 and len(circles) > len(ends) / 2 and not any(_is_by_frames(case, sink) for sink in circles):
         return by_the_script(case, circles, f"ranks wait for each other in {len(circles)} circles")
+    seen = [sink for sink in ends if any(_is_seen(case, rank) for rank in sink.ranks)]
+    if 0 < len(seen) < len(ends) and not (_too_few_wait(case, seen) and _too_few_wait(case, [_all_of(ends)])):
+        return _beside_unseen(case, seen, [rank for sink in ends if sink not in seen for rank in sink.ranks])
     if too_few := _too_few_wait(case, ends):
         return _of_several(case, ends) or too_few
-    seen = [sink for sink in ends if any(_is_seen(case, rank) for rank in sink.ranks)]
-    if seen and len(seen) < len(ends) and not _too_few_wait(case, seen):
-        return _beside_unseen(case, seen, [rank for sink in ends if sink not in seen for rank in sink.ranks])
     return _judge_ends(case, ends)
+
+
+def _all_of(ends: Sequence[Sink]) -> Sink:
+    """Return several ends as one. A rank that was not sampled may itself wait for one of the other ends."""
+    return Sink((), frozenset(rank for sink in ends for rank in sink.behind))
+
+
+def _ready(case: HangCase) -> str:
+    """Return why one sample may be of a job that runs, or an empty text: operations in several places have all of their
+    ranks, so they may finish at any moment."""
+    ready = [collective for collective in case.graph.collectives if collective.is_stuck]
+    if case.samples.moved is not None or case.samples.is_hung or len(ready) < 2:
+        return ""
+    if set(ready[0].entered).intersection(*(collective.entered for collective in ready[1:])):
+        return ""  # the device of one rank may be at fault
+    return f"{len(ready)} operations have all of their ranks: the job may be running, and a second sample would show it"
 
 
 def _judge_ends(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
@@ -250,9 +287,18 @@ def _waited_for(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | str:
             return f"ranks wait for rank {listed(ranks)}, which may be computing: a second sample would show it"
         return _shared(case, ranks, "other ranks wait for them, and they are not seen to wait")
     waiting = max(len(sink.behind) for sink in ends)
-    why = "; ".join(dict.fromkeys(held_up(rank, case.samples) for rank in ranks))
+    stuck = {rank: sink.stuck for sink in ends if sink.stuck for rank in sink.ranks}
+    why = "; ".join(dict.fromkeys(_why_waited_for(case, rank, stuck.get(rank)) for rank in ranks))
     reason = f"{waiting} rank{'s wait' if waiting > 1 else ' waits'} for {'them' if len(ranks) > 1 else 'it'}; {why}"
     return named(case, ranks, HangMethod.WAIT_FOR, reason)
+
+
+def _why_waited_for(case: HangCase, rank: int, stuck: OpenCollective | None) -> str:
+    if stuck is not None:
+        return f"it is inside {stuck.operation}, which does not finish although all of its ranks are inside"
+    if any(rank in collective.lagging for collective in case.graph.collectives):
+        return "it does not finish a collective that all other ranks of its group have finished"
+    return held_up(rank, case.samples)
 
 
 def _may_move(case: HangCase, ranks: Sequence[int]) -> bool:
@@ -268,6 +314,8 @@ def _inside_one(case: HangCase, sink: Sink) -> HangVerdict | str:
     assert stuck is not None
     if _may_move(case, sink.ranks):
         return f"group {stuck.group} is inside {stuck.operation}, maybe for a moment: a second sample would show it"
+    if stuck.operation == TRANSFER:
+        return named(case, sink.ranks, HangMethod.WAIT_FOR, "one sends to the other, and this does not finish")
     return _shared(
         case,
         sink.ranks,

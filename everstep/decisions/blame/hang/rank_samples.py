@@ -33,11 +33,12 @@ class CommunicationRecord:
     """The collectives that a rank has entered in each process group, from torch's flight recorder or NCCL's RAS."""
 
     last: Mapping[str, int]
-    """Group → number of the newest collective that the rank entered."""
+    """Group → number of the newest collective that the rank entered. A collective that waits on the GPU for older
+    operations of the same rank is not entered."""
     pending: tuple[PendingOperation, ...] = ()
-    """The operations that the rank has not finished, the oldest of each group."""
-    order: tuple[tuple[str, int], ...] = ()
-    """Group and number of the collectives that the rank entered last, the newest last."""
+    """The operations that the rank is inside."""
+    order: tuple[tuple[str, int, bool], ...] = ()
+    """The operations that the rank called last, the newest last: group, number, and whether it is a p2p operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ class JobSamples:
     """The number of ranks that NCCL's RAS knows; 0 if RAS was not asked. RAS may be asked at any time."""
     is_hung: bool = False
     """Another source shows that the job does not step; one sample of stacks cannot show it."""
+
+    unread: tuple[str, ...] = ()
+    """For each file of the last sample that could not be read: which, why, and what to do."""
 
     def of(self, rank: int) -> RankSample:
         """Return what samples show of one rank."""

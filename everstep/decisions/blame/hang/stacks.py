@@ -217,12 +217,27 @@ def leaf_of(frames: Sequence[StackFrame], role: ProcessRole = ProcessRole.TRAINE
         if not _is_library(frame.file):
             if frames[0].file.startswith(_OUTSIDE):
                 return Leaf(LeafKind.OUTSIDE, _last(frames[0].function))
-            is_p2p = at == 0 and _P2P_NAME.search(name)  # ``Work.wait`` has no frame of torch
+            is_p2p = at == 0 and _is_p2p(frames, at)  # ``Work.wait`` has no frame of torch
             return Leaf(LeafKind.P2P, name, _toward(frames, at)) if is_p2p else Leaf(LeafKind.OTHER, name)
         kind = _of_library(frame.file, name)
+        if kind is LeafKind.BELOW and (caller := _script_frame(frames, at)) and _is_p2p(frames, caller):
+            return Leaf(LeafKind.P2P, _last(frames[caller].function), _toward(frames, caller))
         if kind is not None:
             return Leaf(kind, name, _toward(frames, at) if kind is LeafKind.P2P else "")
     return Leaf(LeafKind.OTHER, _last(frames[0].function) if frames else "nothing in Python")
+
+
+def _is_p2p(frames: Sequence[StackFrame], at: int) -> bool:
+    """Return whether a function of the script waits for a p2p operation, by its name or by its caller's in the same
+    file: Megatron's ``recv_forward`` calls ``_communicate``."""
+    return any(
+        frame.file == frames[at].file and _P2P_NAME.search(_last(frame.function)) for frame in frames[at : at + 2]
+    )
+
+
+def _script_frame(frames: Sequence[StackFrame], at: int) -> int:
+    """Return the index of the first frame of the script after a frame; 0: there is none."""
+    return next((index for index in range(at, len(frames)) if not _is_library(frames[index].file)), 0)
 
 
 def _of_library(file: str, name: str) -> LeafKind | None:

@@ -17,11 +17,15 @@ from everstep.model.topology import Topology
 
 FIRST = 1
 """The number of the first collective of a group."""
+CLEAR_MAJORITY = 3
+"""A few ranks differ from the other ranks if those are at least this many times as many."""
+TRANSFER = "send and recv"
+"""The operation of two ranks of which one sends to the other, which receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCollective:
-    """A collective that some ranks of its group entered and have not finished."""
+    """A collective that some ranks of its group entered and have not finished, or a transfer between two ranks."""
 
     group: str
     number: int
@@ -42,6 +46,13 @@ class OpenCollective:
     def is_stuck(self) -> bool:
         """Whether all members are inside the collective, and none has finished it."""
         return self.is_certain and len(self.entered) > 1 and not self.missing and not self.passed
+
+    @property
+    def lagging(self) -> tuple[int, ...]:
+        """The few members inside the collective, if all other members have finished it: their device does not work, or
+        the records are of different moments."""
+        few = not self.missing and len(self.entered) * CLEAR_MAJORITY <= len(self.passed)
+        return self.entered if self.is_certain and few else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,8 @@ class Sink:
 
 def wait_graph(samples: JobSamples, topology: Topology) -> WaitGraph:
     """Return the graph of all known ranks that wait."""
-    collectives = open_collectives(samples, topology)
+    transfers = _transfers(samples)
+    collectives = (*open_collectives(samples, topology), *transfers.values())
     inside: dict[int, list[int]] = defaultdict(list)
     edges: dict[int, frozenset[int]] = {}
     for number, collective in enumerate(collectives):
@@ -90,9 +102,10 @@ def wait_graph(samples: JobSamples, topology: Topology) -> WaitGraph:
             continue
         leaf = sample.trainer.leaf if sample.trainer else None
         record = sample.record
-        by_records = {pending.peer for pending in (record.pending if record else ()) if pending.peer is not None}
-        targets = {-1 - number for number in inside[rank] if collectives[number].missing} | by_records
-        if leaf and leaf.kind is LeafKind.P2P and not by_records:
+        peers = {pending.peer for pending in (record.pending if record else ()) if pending.peer is not None}
+        targets = {-1 - number for number in inside[rank] if collectives[number].missing}
+        targets |= {peer for peer in peers if _pair(rank, peer) not in transfers}
+        if leaf and leaf.kind is LeafKind.P2P and not peers:
             neighbours = _neighbours(rank, leaf.toward, topology)
             targets |= neighbours
             by_frames.add(rank)
@@ -101,7 +114,7 @@ def wait_graph(samples: JobSamples, topology: Topology) -> WaitGraph:
         if targets:
             edges[rank] = frozenset(targets)
         elif ((leaf and (leaf.waits or not (stacks_show or _is_reported(sample)))) or inside[rank]) and not any(
-            collectives[number].is_stuck for number in inside[rank]
+            collectives[number].is_stuck or rank in collectives[number].lagging for number in inside[rank]
         ):
             blind.add(rank)
     return WaitGraph(edges, frozenset(by_frames), frozenset(uncertain), frozenset(blind), collectives)
@@ -137,6 +150,33 @@ def open_collectives(samples: JobSamples, topology: Topology) -> tuple[OpenColle
         )
     collectives.sort(key=lambda collective: (-len(collective.entered), collective.group, collective.number))
     return tuple(collectives)
+
+
+def _transfers(samples: JobSamples) -> dict[tuple[int, int], OpenCollective]:
+    """Return the transfers of which both ranks are inside, by their ranks."""
+    calls: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+    found = {}
+    for rank, sample in samples.ranks.items():
+        for pending in sample.record.pending if sample.record else ():
+            if pending.peer is not None:
+                pair = _pair(rank, pending.peer)
+                calls[pair][pending.operation] = rank
+                if calls[pair].keys() == {"send", "recv"} and len({*calls[pair].values()}) == 2:
+                    found[pair] = OpenCollective(
+                        pending.group,
+                        pending.number,
+                        TRANSFER,
+                        pair,
+                        (),
+                        (),
+                        is_certain=True,
+                        operations={TRANSFER: pair},
+                    )
+    return found
+
+
+def _pair(rank: int, peer: int) -> tuple[int, int]:
+    return min(rank, peer), max(rank, peer)
 
 
 def members_of(group: str, samples: JobSamples, topology: Topology) -> tuple[int, ...]:
@@ -188,9 +228,14 @@ def sinks(graph: WaitGraph, samples: JobSamples) -> tuple[Sink, ...]:
 def _not_awaited(graph: WaitGraph, samples: JobSamples) -> list[int]:
     """Return ranks at the end of waiting that the edges do not show.
 
-    These are the members of a stuck collective and, if ranks wait for unknown ranks, each rank that delays itself.
+    These are the members of a stuck collective, the ranks inside a collective that their peers have finished and, if
+    ranks wait for unknown ranks, each rank that delays itself.
     """
-    ranks = [rank for collective in graph.collectives if collective.is_stuck for rank in collective.entered]
+    ranks = [
+        rank
+        for collective in graph.collectives
+        for rank in (collective.entered if collective.is_stuck else collective.lagging)
+    ]
     if graph.blind:
         ranks += [rank for rank in samples.ranks if _delays_itself(rank, samples)]
     return [rank for rank in ranks if rank not in graph.edges]

@@ -56,7 +56,7 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
     counts: dict[str, int] = {}
     newest = []
     for group in reversed(order):
-        newest.append((group, last[group] - counts.setdefault(group, 0)))
+        newest.append((group, last[group] - counts.setdefault(group, 0), False))
         counts[group] += 1
     inside = tuple(PendingOperation(group, number, "all_reduce") for group, number in pending)
     return CommunicationRecord(last, inside, tuple(reversed(newest)))

@@ -52,6 +52,9 @@ def test_native_frames_are_left_out() -> None:
     assert normalise(native) == normalise(frames("step train.py 4"))
 
 
+MEGATRON = "megatron/core/pipeline_parallel/p2p_communication.py"
+
+
 @pytest.mark.parametrize(
     ("functions", "kind", "operation", "toward"),
     [
@@ -62,6 +65,14 @@ def test_native_frames_are_left_out() -> None:
         (("recv_backward",), LeafKind.P2P, "recv_backward", "next"),
         (("send_backward",), LeafKind.P2P, "send_backward", "previous"),
         (("forward_backward_func", f"batch_isend_irecv@{TORCH}"), LeafKind.P2P, "batch_isend_irecv", ""),
+        (("train", f"recv_forward@{MEGATRON}", f"_communicate@{MEGATRON}"), LeafKind.P2P, "_communicate", "previous"),
+        (
+            ("train", f"recv_backward@{MEGATRON}", f"_communicate@{MEGATRON}", "synchronize@torch/cuda/__init__.py"),
+            LeafKind.P2P,
+            "_communicate",
+            "next",
+        ),
+        (("train", f"recv_forward@{MEGATRON}", "write@megatron/core/log.py"), LeafKind.OTHER, "write", ""),
         (
             ("step", "_wait_batch_p2p@torch/distributed/pipelining/schedules.py"),
             LeafKind.P2P,
