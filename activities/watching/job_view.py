@@ -17,7 +17,7 @@ from activities.watching.shown import FirstShown, Shown, stored
 from agent.reporting.observations import finding_of
 from agent.state.rank_record import exit_of
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.blame.hang.progress import HangCheck
+from everstep.decisions.blame.hang.progress import HangCheck, HangSign
 from everstep.decisions.clocks import stream_shift_ns
 from everstep.decisions.detect.hang import bound_s
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, ObservedExit
@@ -166,6 +166,8 @@ class JobView:
         elif anomaly.symptom is Symptom.SLOW:
             self._slow_accepted_ns = now_ns
         else:
+            if anomaly.symptom is Symptom.HANG:
+                self._learn_pause(anomaly.generation)
             self.reported.add(anomaly.generation)
             self._stopped_ns = now_ns
             self._drop_collected_findings()
@@ -335,6 +337,13 @@ class JobView:
         """Note the result of samples that were taken while no step was seen."""
         self._hang_check = (seen, hang_check)
         self.woken.set()
+
+    def _learn_pause(self, generation: int) -> None:
+        """Learn the pause of a generation that counts as hung although it waited for something outside of the job."""
+        if self._hang_check is None or self._hang_check[0] != self.steps_seen:
+            return
+        if self.steps_seen.generation == generation and self._hang_check[1].sign is HangSign.OUTSIDE:
+            self._steps[generation].learn_pause()
 
     def rest_s(self, longest_s: float, now_ns: int) -> float:
         """Return how long the facts need not be judged again, seconds: ``longest_s``, or less if the job counts as hung

@@ -17,7 +17,14 @@ def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
     Data that an agent left out, or that cannot be unpacked, is no file.
     """
     listing = [
-        {"pid": process.pid, "rank": process.rank, "role": process.role, "state": process.state, "name": process.name}
+        {
+            "pid": process.pid,
+            "rank": process.rank,
+            "role": process.role,
+            "state": process.state,
+            "blocked_in": process.blocked_in,
+            "name": process.name,
+        }
         for process in reply.processes
     ]
     yield f"{reply.machine}/{PROCESSES}", json.dumps(listing).encode()

@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.tracer import stack_dump
 from agent.tracer.control_plane import flight_record
 from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, used
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import CannotInspect
+from everstep.system.blocked import BlockedIn, blocked_in
 from everstep.system.procfs import state_of
 
 LIMIT_S = 5.0
@@ -89,16 +91,16 @@ class Tracer:
         members = members[:MOST_PROCESSES]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="trace") as threads:
             asked = threads.map(_record, () if ranks_only else living.values())
-            before = [(_settled(member), used(member.process.pid)) for member in members]
+            before = [_before(member) for member in members]
             dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
             records = list(asked)
         size = 0
-        for member, (state, so_far), (output, problem) in zip(members, before, dumps, strict=True):
+        for member, then, (output, problem) in zip(members, before, dumps, strict=True):
             packed = gzip.compress(output, 1, mtime=0) if output else b""
             has_room = size + len(packed) <= MOST_BYTES
             size += len(packed)
             stacks, why = (packed, problem) if has_room else (b"", "there was no room for its stacks")
-            reply.processes.append(_process(member, state, so_far, stacks, why))
+            reply.processes.append(_process(member, then, stacks, why))
         reply.records.extend(records)
         if left_out > 0:
             reply.left_out = f"{left_out} processes more than {MOST_PROCESSES}"
@@ -112,6 +114,19 @@ class Tracer:
         if time.monotonic() >= deadline:
             return stack_dump.StackDump(b"", "there was no time for its stacks")
         return stack_dump.dump(member.process.pid, member.process.start, deadline=deadline, program=program)
+
+
+class _Before(NamedTuple):
+    """What /proc shows of a process before its stacks are read, which disturbs it."""
+
+    state: str
+    used: Used
+    blocked_in: BlockedIn | None
+
+
+def _before(member: FamilyMember) -> _Before:
+    pid = member.process.pid
+    return _Before(_settled(member), used(pid), blocked_in(pid))
 
 
 def _settled(member: FamilyMember) -> str:
@@ -133,18 +148,19 @@ def _record(rank: RankTraced) -> pb.FlightRecord:
         return pb.FlightRecord(rank=rank.rank, problem=str(error))
 
 
-def _process(member: FamilyMember, state: str, so_far: Used, stacks: bytes, problem: str) -> pb.TracedProcess:
+def _process(member: FamilyMember, before: _Before, stacks: bytes, problem: str) -> pb.TracedProcess:
     return pb.TracedProcess(
         rank=member.rank,
         pid=member.process.pid,
         parent=member.process.parent,
         role=member.role or "",
         name=member.process.name,
-        state=state,
-        cpu_s=so_far.cpu_s,
-        waited_s=so_far.waited_s,
-        io_bytes=so_far.io_bytes,
-        switches=so_far.switches,
+        state=before.state,
+        cpu_s=before.used.cpu_s,
+        waited_s=before.used.waited_s,
+        io_bytes=before.used.io_bytes,
+        switches=before.used.switches,
+        blocked_in=before.blocked_in or "",
         stacks=stacks,
         problem=problem,
     )

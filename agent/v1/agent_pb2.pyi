@@ -3203,6 +3203,7 @@ class TracedProcess(_message.Message):
     STACKS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
+    BLOCKED_IN_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     parent: _builtins.int
@@ -3223,6 +3224,8 @@ class TracedProcess(_message.Message):
     """why there are no stacks"""
     switches: _builtins.int
     """how often its threads waited and continued, without the threads of libraries"""
+    blocked_in: _builtins.str
+    """a BlockedIn of everstep/system/blocked.py; empty: none, or not known"""
     def __init__(
         self,
         *,
@@ -3238,10 +3241,11 @@ class TracedProcess(_message.Message):
         stacks: _builtins.bytes = ...,
         problem: _builtins.str = ...,
         switches: _builtins.int = ...,
+        blocked_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "name", b"name", "parent", b"parent", "pid", b"pid", "problem", b"problem", "rank", b"rank", "role", b"role", "stacks", b"stacks", "state", b"state", "switches", b"switches", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_in", b"blocked_in", "cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "name", b"name", "parent", b"parent", "pid", b"pid", "problem", b"problem", "rank", b"rank", "role", b"role", "stacks", b"stacks", "state", b"state", "switches", b"switches", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,6 +103,8 @@ class CaseFault(CaseModel):
     """The rank does not go on, and the others wait for it; after ``for_s`` it goes on by itself."""
     stack: list[str] = Field(default_factory=list)
     """What a rank that hangs does: ``function (file.py)``, the innermost first; empty: its stack cannot be read."""
+    blocked_in: str = ""
+    """What the kernel shows that a rank waits for that hangs, e.g. ``sleep``; empty: not known."""
     works: bool = False
     """A rank that hangs uses its CPU, e.g. in an endless loop or an evaluation."""
     unfit: bool = False

@@ -42,7 +42,8 @@ def _sample(world: World, generation: Generation, rank: int) -> RankSample | Non
         return None
     fault = generation.hung.get(rank)
     stack = WAITING if fault is None else fault.stack
-    return RankSample(trainer=_signature(stack)) if stack else RankSample()
+    blocked_in = fault.blocked_in if fault else ""
+    return RankSample(trainer=_signature(stack), blocked_in=blocked_in) if stack else RankSample()
 
 
 def _signature(stack: tuple[str, ...] | list[str]) -> Signature:

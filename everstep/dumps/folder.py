@@ -2,8 +2,8 @@
 
 The kind of a file is recognized by its content. Its rank is in its name or in that of its folder: ``rank-5.json``,
 ``rank_5/loader.txt``, ``nccl_trace_rank_5``. Or its process is listed in a file ``processes.json`` of its folder or of
-a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T"}``, of which only pid and rank
-are required.
+a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T", "blocked_in": "sleep"}``, of
+which only pid and rank are required.
 
 Folders ``snapshot-1``, ``snapshot-2`` … are samples of the same job. The last sample is judged; ranks that differ
 between the first and the last sample have progressed.
@@ -50,6 +50,7 @@ class KnownProcess:
     rank: int
     role: ProcessRole | None
     state: str
+    blocked_in: str
 
 
 class FolderReader:
@@ -74,6 +75,8 @@ class FolderReader:
         self._labels: dict[str, str] = {}
         self._ras: dict[int, RankSample] = {}
         self._stopped: set[int] = set()
+        self._blocked: dict[int, str] = {}
+        """Rank → what its trainer waits for in the kernel."""
         self._ranks: set[int] = set()
         self.unread: list[str] = []
         """For each file that could not be read: which, why, and what to do."""
@@ -119,6 +122,7 @@ class FolderReader:
                 tuple(filter(None, helpers)),
                 self._records.get(rank) or of_ras.record or earlier._records.get(rank),
                 is_stopped=rank in self._stopped,
+                blocked_in=self._blocked.get(rank, ""),
                 is_unresponsive=of_ras.is_unresponsive,
             )
         ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
@@ -174,6 +178,7 @@ class FolderReader:
         order = (not (known and known.role), len(name), name)
         if rank not in self._trainers or order < self._trainers[rank][0]:
             self._trainers[rank] = (order, dump)
+            self._blocked[rank] = known.blocked_in if known else ""
 
     def _of(self, name: str, pid: int) -> KnownProcess | None:
         """The entry of a process in the nearest folder, since processes of several machines may have the same id."""
@@ -284,6 +289,7 @@ def _known_processes(name: str, data: bytes) -> dict[int, KnownProcess]:
                 rank_number(entry["rank"]),
                 ProcessRole(entry["role"]) if entry.get("role") else None,
                 str(entry.get("state", "")),
+                str(entry.get("blocked_in", "")),
             )
             for entry in json.loads(data)
         }

@@ -119,7 +119,10 @@ class HangPolicy(_Group):
     )
     idle_factor: float = Field(10.0, gt=1, description="Such a hang also lasts at least this many median step times.")
     stopped_s: float = Field(
-        0.5, gt=0, description="A job without steps hangs if the process of a rank is stopped for this long, seconds."
+        0.5,
+        gt=0,
+        description="A job without steps hangs if the process of a rank is stopped for this long, seconds, and for a "
+        "median step time.",
     )
     trace_s: float = Field(
         20.0,

@@ -93,6 +93,15 @@ async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> Non
     assert any("the job is tried again with them" in stage.found for stage in report.timings)
 
 
+async def test_a_breaker_that_a_hang_trips_tells_an_operator_and_does_not_park_the_job(jobs: Any) -> None:
+    jobs.cluster.standbys = list(STANDBYS)
+    over_evicts = named("m0", "m1", conclusion="over-evicts")
+    state = await steps_again(jobs, await hung(jobs, over_evicts, evict={"share": 0.0, "at_least": 1}))
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert jobs.report.resolution == "reattempt"
+    assert "2 machines of 2 would be evicted" in next(one.why for one in jobs.report.asked if one.rule == "breaker")
+
+
 def fails(given: TraceRanks) -> HangResult:
     raise ApplicationError("no worker can look", non_retryable=True)
 

@@ -56,12 +56,17 @@ def bound_s(facts: JobFacts) -> float:
         return hang_unseen_s(facts)
     match facts.hang_check.sign:
         case HangSign.NEVER:
-            return min(facts.spec.policy.hang.stopped_s, hang_seen_s(facts))
+            return min(least_stopped_s(facts), hang_seen_s(facts))
         case HangSign.QUIET:
             return hang_seen_s(facts)
         case HangSign.COMPUTES:
             return max(hang_unseen_s(facts), facts.spec.policy.hang.ceiling_s)
     return hang_unseen_s(facts)
+
+
+def least_stopped_s(facts: JobFacts) -> float:
+    """Return how long a rank has to be stopped, seconds. A shorter stop than a step costs less than a restart."""
+    return max(facts.spec.policy.hang.stopped_s, facts.typical_step_s)
 
 
 def apart_s(typical_step_s: float) -> float:
@@ -128,7 +133,7 @@ together are known."""
 
 def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
     """Return one anomaly of all stopped ranks, unless all ranks are stopped or have just been continued."""
-    least_s = facts.spec.policy.hang.stopped_s
+    least_s = least_stopped_s(facts)
     if not facts.newest or facts.quiet_s < least_s:
         return None
     alive = [rank for rank in facts.ranks if rank.alive]
@@ -156,6 +161,6 @@ def find_stopped_rank(facts: JobFacts) -> Anomaly | None:
 STOPPED_RANK = Rule(
     name="stopped-rank",
     finds="the process of a rank is stopped, and no rank completes a step",
-    threshold="both for {policy.hang.stopped_s:g} s",
+    threshold="both for {policy.hang.stopped_s:g} s and for a median step time",
     find=find_stopped_rank,
 )

@@ -47,6 +47,11 @@ class StepWatch:
         """Return a watch for the next generation of the job, which knows the durations of steps and pauses."""
         return StepWatch(self.world_size, longest_s=self.longest_s, _step_times_s=self._step_times_s.copy())
 
+    def learn_pause(self) -> None:
+        """Learn a pause that ended with a restart and not with a step. Without this, the same pause would be taken for
+        a hang each time."""
+        self.longest_s = max(self.longest_s, self.quiet_s)
+
     @property
     def total(self) -> int:
         """The sum of the steps of all ranks; it changes with each new step."""

@@ -8,6 +8,8 @@ import pytest
 
 from activities.watching.job_view import Finished, JobView
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.blame.hang.conclusions import unknown
+from everstep.decisions.blame.hang.progress import HangCheck, HangSign
 from everstep.decisions.keep.align_backups import Aligned
 from everstep.decisions.keep.disk_schedule import Agreed
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -374,3 +376,23 @@ def test_what_is_dealt_with_is_forgotten() -> None:
     for kept in (job._exits, job._steps, copies._persist, copies._align, copies._drift):
         assert len(kept) <= 2
     assert len(job._first) <= 4
+
+
+@pytest.mark.parametrize(("sign", "learnt"), [(HangSign.OUTSIDE, True), (HangSign.QUIET, False), (None, False)])
+def test_a_pause_that_a_restart_ended_is_learnt_if_the_job_waited_outside(
+    sign: HangSign | None, *, learnt: bool
+) -> None:
+    """Otherwise the same pause would be taken for a hang each time."""
+    job = watched()
+    for second in range(20):
+        show(job, second * S, second + 1)
+        job.facts(1, second * S)
+    for second in range(20, 60):
+        show(job, second * S, 20)
+        job.facts(1, second * S)
+    if sign is not None:
+        job.sampled(job.steps_seen, HangCheck(sign, unknown("a server does not answer")))
+    [hang] = [found for found in anomalies(job, 60 * S) if found.symptom is Symptom.HANG]
+    job.accepted(hang, 60 * S)
+    show(job, 61 * S, 20, generation=2)
+    assert (job.facts(2, 61 * S).longest_step_s > 30) == learnt

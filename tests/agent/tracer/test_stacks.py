@@ -81,6 +81,7 @@ async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
     assert f"all_reduce ({LeafKind.COLLECTIVE})" in leaf_of(trainers[0])
     assert f"({LeafKind.DATA})" in leaf_of(trainers[1])
     assert all(one.cpu_s > 0 and one.state in {"S", "R"} for one in trainers.values())
+    assert (trainers[0].blocked_in, loader.blocked_in) == ("", "sleep"), "gloo waits for a lock of its own"
 
     again = {one.pid: one for one in (await looked(job, has_loader)).processes}
     assert all(again[one.pid].switches - one.switches < 20 for one in reply.processes), (

@@ -102,6 +102,10 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
         if not leaving and not plan.ask:
             return evidence
+        if plan.tripped and _only_software(plan.ask) and not evictions.hang_stays:
+            evictions.hang_stays = True
+            incident.timeline.note(Stage.EVICT, f"{named(plan.ask)}: {plan.tripped}; the job is tried again with them")
+            continue
         waits = []
         if leaving:
             began, replaced = await _replacements(incident, leaving)
@@ -111,9 +115,9 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 incident.timeline.leave(began, Stage.EVICT, _exchanged(leaving, replaced))
                 evidence, patient = await refresh_evidence(incident), False
                 continue
-            if not incident.state.evictions.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
+            if not evictions.hang_stays and not all(waits_for_another(one.rule) for one in leaving):
                 # The fault may be in the software, and a restart may be enough, so the job does not wait for a machine.
-                incident.state.evictions.hang_stays = True
+                evictions.hang_stays = True
                 incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
                 continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
@@ -128,6 +132,11 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             return evidence
         # There is no replacement now, so the machines are awaited as long as in a job without standbys.
         evidence, patient = await _patiently(incident, evidence), True
+
+
+def _only_software(asking: Sequence[Eviction]) -> bool:
+    """Return whether a restart with the same machines may be enough, so that the job does not wait for an operator."""
+    return bool(asking) and not any(waits_for_another(one.rule) for one in asking)
 
 
 def _unfit(incident: Incident, others: set[str]) -> list[Eviction]:

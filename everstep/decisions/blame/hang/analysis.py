@@ -19,7 +19,6 @@ from everstep.decisions.blame.hang.outliers import find_outliers
 from everstep.decisions.blame.hang.picture import picture
 from everstep.decisions.blame.hang.rank_samples import JobSamples
 from everstep.decisions.blame.hang.shared_group import shared_group
-from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.decisions.blame.hang.verdict import HangVerdict, names_of
 from everstep.decisions.blame.hang.wait_for import wait_graph
 from everstep.model.finding import Finding, FindingSource, MachineFinding
@@ -55,14 +54,16 @@ def judge_hang(
 
 
 def _unless_outside(case: HangCase, verdict: HangVerdict) -> HangVerdict:
-    """Return the verdict, or UNKNOWN if the ranks that it names only wait for an answer from outside of the job.
+    """Return the verdict, or UNKNOWN if the ranks that it names only wait for something outside of the job.
 
     A slow server is no fault of the machine that asks it, and the job goes on once it answers.
     """
-    trainers = [case.samples.of(rank).trainer for rank in verdict.ranks]
-    if not verdict.evicts or not all(one is not None and one.leaf.kind is LeafKind.OUTSIDE for one in trainers):
+    if not verdict.evicts or not all(case.samples.of(rank).waits_outside for rank in verdict.ranks):
         return verdict
-    return unknown(f"the job waits for an answer from outside of it: {verdict.reason}", verdict.evidence)
+    waits = sorted({case.samples.of(rank).blocked_in for rank in verdict.ranks} - {""})
+    what = f" ({', '.join(waits)})" if waits else ""
+    reason = f"the job waits for something outside of it{what}: {verdict.reason}"
+    return replace(unknown(reason, verdict.evidence), is_outside=True)
 
 
 def _allowed_by_samples(case: HangCase, verdict: HangVerdict) -> HangVerdict:

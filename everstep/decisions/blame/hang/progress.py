@@ -6,6 +6,8 @@ The samples show one of these (``HangSign``):
 - All ranks wait for ranks that do nothing: these use no CPU, and neither read nor write. They sleep, or wait for a lock
   or for something outside of the job. The job gets some time to continue.
 - All ranks wait for ranks that work: these may be in an evaluation, a save or an endless loop. The job gets more time.
+- All ranks wait for ranks that wait for something outside of the job, e.g. for the answer of a server. The job gets as
+  much time.
 - Ranks progress, and no rank waits: the job computes.
 
 ByteRobust waits for ten minutes in any case (section 4.1).
@@ -96,6 +98,7 @@ class HangSign(StrEnum):
     NEVER = "the job will never continue"
     QUIET = "all ranks wait for ranks that do nothing"
     BUSY = "all ranks wait for ranks that work"
+    OUTSIDE = "all ranks wait for ranks that wait for something outside of the job"
     COMPUTES = "ranks compute"
     UNKNOWN = "not known"
 
@@ -127,6 +130,8 @@ def check_hang(verdict: HangVerdict, samples: JobSamples, work: Mapping[int, Ran
 def _sign(verdict: HangVerdict, samples: JobSamples, work: Mapping[int, RankWork]) -> HangSign:
     if verdict.method is HangMethod.STATE and verdict.evicts:
         return HangSign.NEVER
+    if verdict.is_outside and samples.moved is not None:
+        return HangSign.OUTSIDE
     moves = bool(samples.moved) and verdict.conclusion is HangConclusion.UNKNOWN
     if moves or verdict.conclusion is HangConclusion.NOT_HUNG:
         return HangSign.COMPUTES

@@ -53,6 +53,8 @@ class RankSample:
     """None: the rank has no record, or did not answer."""
     is_stopped: bool = False
     """The rank's process is stopped (state T)."""
+    blocked_in: str = ""
+    """What the rank's first thread waits for in the kernel (a ``BlockedIn``); empty: not known."""
     is_unresponsive: bool = False
     """The rank's process does not answer NCCL's RAS."""
 
@@ -60,6 +62,17 @@ class RankSample:
     def is_known(self) -> bool:
         """Whether anything is known of the rank."""
         return self.trainer is not None or self.record is not None or self.is_stopped
+
+    @property
+    def waits_outside(self) -> bool:
+        """Whether the rank waits for something outside of the job: an answer, a program, or the end of a sleep.
+
+        A function of the script that is blocked like this waits on purpose; a rank waits for other ranks without it.
+        """
+        if self.trainer is None:
+            return False
+        kind = self.trainer.leaf.kind
+        return kind is LeafKind.OUTSIDE or (kind is LeafKind.OTHER and bool(self.blocked_in))
 
     @property
     def activity(self) -> tuple[Signature, ...]:

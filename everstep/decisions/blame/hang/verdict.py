@@ -58,6 +58,8 @@ class HangVerdict:
     """Outliers that share no group with the other outliers; they stay."""
     unknown: tuple[int, ...] = ()
     """Ranks of which nothing is known. They do not count as healthy."""
+    is_outside: bool = False
+    """The job waits for something outside of it, and not for a machine."""
     evidence: tuple[str, ...] = ()
     """The evidence for the verdict, the strongest first."""
     stacks: tuple[StackGroup, ...] = ()

@@ -216,7 +216,9 @@ def hung(sign: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.
         (HangSign.QUIET, 0.1, 0.3, 3.0),
         (HangSign.QUIET, 20.0, 25.0, 200.0),
         (HangSign.QUIET, 0.1, 60.0, 90.0),  # a pause of 60 s was seen before
-        (HangSign.NEVER, 20.0, 25.0, 0.5),
+        (HangSign.NEVER, 20.0, 25.0, 20.0),  # a stop that is shorter than a step costs less than a restart
+        (HangSign.NEVER, 0.1, 0.3, 0.5),
+        (HangSign.OUTSIDE, 0.1, 0.3, 600.0),
         (HangSign.NEVER, 0.0, 0.0, 0.5),
         (HangSign.QUIET, 0.0, 0.0, 600.0),  # the duration of a step is not known: it may be a usual pause
         (HangSign.QUIET, 0.0, 0.4, 600.0),
@@ -300,6 +302,7 @@ def test_a_stopped_rank_is_reported_with_its_machine() -> None:
             "all ranks are continued, one after the other",
         ),
         (replace(stopped(), newest=False), "it is of an earlier generation"),
+        (replace(stopped(), typical_step_s=2.0), "a step takes longer"),
     ],
 )
 def test_a_stopped_rank_is_not_reported(found: JobFacts, why: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.decisions.blame.hang.analysis import ONE_SAMPLE, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
+from everstep.decisions.blame.hang.progress import HangSign, RankWork, check_hang
 from everstep.decisions.blame.hang.rank_samples import CommunicationRecord, JobSamples, PendingOperation, RankSample
 from everstep.decisions.blame.hang.stacks import Signature
 from everstep.model.hang import HangConclusion, HangMethod
@@ -221,6 +222,24 @@ def test_no_rank_is_named_in_a_job_that_computes() -> None:
     for stacks in (busy, busy | {0: SYNC, 1: SYNC}):
         verdict = judge_hang(of_stacks(stacks), EIGHT, HangLimits(methods=(HangMethod.STATE, HangMethod.WAIT_FOR)))
         assert verdict.conclusion is HangConclusion.UNKNOWN
+
+
+@pytest.mark.parametrize("blocked_in", ["", "sleep", "socket"])
+def test_a_rank_that_waits_for_something_outside_of_the_job_is_not_blamed(blocked_in: str) -> None:
+    """The same stack without that, e.g. a lock of its own process, names the rank."""
+    ranks = {rank: RankSample(SYNC) for rank in range(8)} | {5: RankSample(STUCK, blocked_in=blocked_in)}
+    samples = JobSamples(ranks, moved=frozenset())
+    verdict = judge_hang(samples, EIGHT)
+    sign = check_hang(verdict, samples, {rank: RankWork(0.0, 0) for rank in range(8)}).sign
+    expected = (False, HangSign.OUTSIDE) if blocked_in else (True, HangSign.QUIET)
+    assert (verdict.evicts, sign) == expected
+    assert blocked_in in verdict.reason
+
+
+def test_a_collective_is_not_outside_of_the_job() -> None:
+    """Gloo may poll its sockets in the rank's first thread."""
+    ranks = {rank: RankSample(SYNC, blocked_in="poll") for rank in range(8)} | {5: RankSample(STUCK)}
+    assert judge_hang(JobSamples(ranks, moved=frozenset()), EIGHT).ranks == (5,)
 
 
 def test_a_stopped_process_is_named() -> None:
