@@ -26,6 +26,7 @@ from activities.ledger.records import (
     LedgerJob,
     MachineEventRecord,
     NumbersUsed,
+    PersonVerdict,
 )
 from activities.ledger.statements import (
     as_json,
@@ -50,6 +51,7 @@ from activities.ledger.tables import (
     IncidentEvents,
     IncidentLooks,
     Incidents,
+    IncidentVerdicts,
     Intervals,
     Jobs,
     MachineEvents,
@@ -240,6 +242,14 @@ class Ledger:
                 chunk = rows[start : start + _CHUNK]
                 connection.execute(insert(connection, IncidentLooks).values(chunk).on_conflict_do_nothing())
 
+    def verdict_given(self, incident: IncidentRecord, *, was: str, operator: str, note: str, time_ns: int) -> None:
+        """Keep what a person decided about the cause of an incident; earlier decisions are kept, too."""
+        row = {"was": was, "operator": clean(operator), "note": clean(note), "time_ns": time_ns}
+        with self._writing(incident.job) as connection:
+            statement = insert(connection, IncidentVerdicts)
+            key = {"run": incident.run, "number": incident.number}
+            connection.execute(statement.values({**key, **row}).on_conflict_do_nothing())
+
     def _incident(self, id: str, learned: dict[str, Any]) -> None:
         with self._writing(incident_parts(id)[0]) as connection:
             fill_incident(connection, id, learned)
@@ -320,6 +330,21 @@ class Ledger:
             )
             return incident_record(row, [IncidentEventRecord.model_validate(event) for event in events])
 
+    def verdicts(self) -> list[PersonVerdict]:
+        """Return the newest decision of a person about each incident, in the order of time."""
+        query = (
+            select(Incidents.id.label("incident"), IncidentVerdicts.__table__)
+            .join_from(
+                IncidentVerdicts,
+                Incidents,
+                (Incidents.run == IncidentVerdicts.run) & (Incidents.number == IncidentVerdicts.number),
+            )
+            .order_by(IncidentVerdicts.time_ns)
+        )
+        with self._reading() as connection:
+            rows = [PersonVerdict.model_validate(row) for row in connection.execute(query).all()]
+        return list({(row.incident, row.run): row for row in rows}.values())
+
     def looks(self, id: str) -> list[tuple[int, str, int, bytes]]:
         """Return the samples of an incident, in order; if its id was used twice, those of the newest incident."""
         newest = select(func.max(Incidents.run)).where(Incidents.id == id).scalar_subquery()
@@ -339,11 +364,15 @@ class Ledger:
         with self._reading() as connection:
             return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
-    def machine_events(self, job: str | None = None, *, limit: int | None = None) -> list[MachineEventRecord]:
+    def machine_events(
+        self, job: str | None = None, *, kind: str | None = None, limit: int | None = None
+    ) -> list[MachineEventRecord]:
         """Return the agents' observations, oldest first; with a limit, only the newest ones."""
         query = select(MachineEvents.__table__).order_by(MachineEvents.time_ns.desc(), MachineEvents.observation.desc())
         if job is not None:
             query = query.where(MachineEvents.job == job)
+        if kind is not None:
+            query = query.where(MachineEvents.kind == kind)
         with self._reading() as connection:
             rows = connection.execute(query.limit(limit)).all()
         return [MachineEventRecord.model_validate(row) for row in reversed(rows)]

@@ -116,6 +116,19 @@ class IncidentRecord(LedgerAnswer):
             return None
 
 
+class PersonVerdict(LedgerAnswer):
+    """What a person decided about the cause of an incident."""
+
+    incident: str
+    """The id of the incident's workflow."""
+    run: int
+    was: str
+    """The owner of the fault (``Owner``)."""
+    operator: str
+    note: str = ""
+    time_ns: int
+
+
 class MachineEventRecord(LedgerAnswer):
     """An observation of an agent."""
 

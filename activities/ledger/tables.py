@@ -145,6 +145,21 @@ class Intervals(LedgerTable):
     cause: Mapped[str | None]
 
 
+class IncidentVerdicts(LedgerTable):
+    """What people decided about the cause of an incident; the newest row counts."""
+
+    __tablename__ = "incident_verdicts"
+    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
+
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    time_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    was: Mapped[str]
+    """The owner of the fault (``Owner``)."""
+    operator: Mapped[str]
+    note: Mapped[str]
+
+
 class IncidentLooks(LedgerTable):
     """One machine's answer about its ranks in a sample of an incident, in full."""
 

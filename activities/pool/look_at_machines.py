@@ -7,7 +7,7 @@ A result that the poll cannot get is reported as unknown, and does not delay the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,14 +20,15 @@ from activities.activity import Activity, Bounds, within
 from activities.clusters.cluster import Listing
 from activities.heartbeat import Say, request_id
 from activities.turns import gathered
-from everstep.errors import EverstepError
+from everstep.errors import EverstepError, LedgerError
 from everstep.model.finding import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
 from everstep.model.machine import Machine
-from everstep.model.pool import PollAnswers, PollQuestions, RunningJob, ToClean
+from everstep.model.pool import PollAnswers, PollQuestions, PoolReturn, RunningJob, ToClean
 from everstep.model.version import CodeVersion
 
 if TYPE_CHECKING:
+    from activities.ledger.ledger import Ledger
     from activities.tools import Tools
     from agent.v1 import agent_pb2 as pb
 
@@ -44,6 +45,9 @@ JOBS_AT_ONCE = 8
 JOB_ANSWER = timedelta(seconds=5)
 """The machines of a job that does not answer within this time are unknown."""
 
+
+RETURNED = "returned"
+"""The kind of the ledger's event of a machine that left quarantine because it passed its tests."""
 
 T = TypeVar("T")
 
@@ -96,7 +100,8 @@ class LookAtMachines(Activity[PollAnswers]):
             lambda machine: self._ask(tools, machine, described[machine.name], remains.get(machine.name)),
         )
         silent = [f"job {name} does not answer on which machines it runs: {why}" for name, why in jobs.unknown.items()]
-        problems = [problem, jobs.problem, *silent]
+        unwritten = await write_returned(tools.ledger, self.request.returned)
+        problems = [problem, jobs.problem, *silent, unwritten]
         return PollAnswers(
             machines=listing.machines if listing else None,
             standbys=listing.standbys if listing else 0,
@@ -107,6 +112,7 @@ class LookAtMachines(Activity[PollAnswers]):
             listed=not jobs.problem,
             faults={name: fault for name, (fault, _) in found.items() if fault},
             cleaned=[name for name, (_, clean) in found.items() if clean],
+            written=[] if unwritten else self.request.returned,
             problem="; ".join(problem for problem in problems if problem)[:500],
         )
 
@@ -153,6 +159,30 @@ class LookAtMachines(Activity[PollAnswers]):
             return _fault_of(await agent.inspect(timeout_s=ANSWER_S)), remains is not None
         except EverstepError as error:
             return f"its agent refuses a request: {error}"[:200], False
+
+
+async def write_returned(ledger: Ledger, returned: Sequence[PoolReturn]) -> str:
+    """Write into the ledger which machines left quarantine; returns why that failed, or an empty text."""
+    from activities.ledger.ledger import Ledger
+    from activities.ledger.records import MachineEventRecord
+
+    events = [
+        MachineEventRecord(
+            observation=f"pool-{one.machine}-{one.time_ns}",
+            machine=one.machine,
+            job=one.job,
+            time_ns=one.time_ns,
+            kind=RETURNED,
+            text="it passed its tests and left quarantine",
+        )
+        for one in returned
+    ]
+    try:
+        if events:
+            await ledger.call(Ledger.machine_events_seen, events)
+    except LedgerError as error:
+        return f"the ledger does not have the machines that left quarantine: {error}"
+    return ""
 
 
 async def _of_each(machines: Iterable[Machine], ask: Callable[[Machine], Coroutine[Any, Any, T]]) -> dict[str, T]:

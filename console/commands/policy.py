@@ -32,6 +32,7 @@ from everstep.decisions.act.evict.explain import (
     describe,
 )
 from everstep.decisions.act.evict.simulate import SimulatedEviction, Simulation
+from everstep.errors import LedgerError
 from everstep.model.eviction import EvictMode
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -73,6 +74,8 @@ def _policies() -> None:
         everstep policy explain gpt/2
 
         everstep policy simulate events.jsonl --job gpt.toml
+
+        everstep policy record gpt/2 > case.toml
 
         everstep policy play case.toml
     """
@@ -213,6 +216,43 @@ def play(
     elif len(read) > 1:
         _print_lines([f"{len(read) - wrong} of {len(read)} cases are as expected"])
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def record(
+    incident: Annotated[
+        str, typer.Argument(metavar="INCIDENT", help="gpt/2 or incident/gpt/0002; gpt means its newest incident.")
+    ],
+    ledger: LedgerOption = "",
+    cluster: ClusterOption = "default",
+) -> None:
+    """Print the case of a closed incident: what was broken, how that showed, and what everstep did about it.
+
+    Correct the expectation, and keep the case where your other cases are: it is a test of the next release. The case
+    has the last output of ranks, so read it before you send it to somebody: docs/guides/cases.md.
+
+    Examples:
+
+        everstep policy record gpt/2 > cases/loader-deadlock.toml
+
+        everstep policy play cases/loader-deadlock.toml
+
+    Exit codes: 0 printed; 1 the ledger has no such incident, or it is open, or nothing that can be played;
+    2 not an incident.
+    """
+    from console.recorded_case import recorded_case
+    from controlplane.references import parse_incident
+    from everstep.model.job_state import incident_workflow_id
+
+    job, number = parse_incident(incident)
+    with open_ledger(ledger, cluster, known_cluster(cluster)) as opened:
+        newest = opened.incidents(job, limit=1)
+        id = incident_workflow_id(job, number) if number else newest[0].id if newest else ""
+        found = opened.incident(id) if id else None
+        if found is None:
+            raise LedgerError(f"the ledger has no incident {incident}: 'everstep incidents' lists its incidents")
+        run = next(one for one in opened.jobs() if one.run == found.run)
+        print(recorded_case(found, run, opened.looks(found.id)), end="")
 
 
 async def _explain(incident: str, ledger: Ledger, cluster: str, *, as_json: bool) -> int:

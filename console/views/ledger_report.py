@@ -7,8 +7,9 @@ from datetime import datetime
 
 from console.terminal import aligned
 from controlplane import text
-from controlplane.queries.report import IncidentTally, LedgerReport, RunShare
+from controlplane.queries.report import IncidentTally, InspectionTally, LedgerReport, RunShare, VerdictTally
 from controlplane.queries.time_lost import LEAST_S, ORDER, causes_text
+from everstep.base.text import listed
 from everstep.decisions.training_time.time_lost import Cause
 
 SHOWN = 20
@@ -40,6 +41,14 @@ def report_lines(report: LedgerReport) -> list[str]:
             ("Machine", "Evictions", "Last"),
             [(machine.machine, str(machine.evictions), text.moment(machine.last)) for machine in report.machines],
         ),
+        _block(
+            ("Verdicts", "Month", "Owner", "Number", "Confirmed", "Refuted", "Open", "By"),
+            [verdict_row(tally) for tally in report.verdicts],
+        ),
+        _block(
+            ("Inspection", "Findings", "False alarms", "Per machine-day"),
+            [inspection_row(tally) for tally in report.inspections],
+        ),
         _block(("Job", "Started", "Ran", "ETTR", "Lost to", "Outcome"), [job_row(share) for share in report.jobs]),
     ]
     lines = [headline(report)]
@@ -47,6 +56,8 @@ def report_lines(report: LedgerReport) -> list[str]:
         lines += ["", *block] if block else []
     if report.incidents and not report.machines:
         lines += ["", "no machine was evicted"]
+    if report.over_evicted or report.innocent:
+        lines += ["", innocent_text(report)]
     return [*lines, "", *(f"note: {note}" for note in report.notes)] if report.notes else lines
 
 
@@ -62,6 +73,27 @@ def tally_row(tally: IncidentTally) -> tuple[str, str, str]:
     parts = [text.duration(tally.seconds)] if timed else []
     parts += [f"{tally.unknown} unknown"] if tally.unknown else []
     return tally.name, f"{tally.incidents}{still_open}", ", ".join(parts) or text.DASH
+
+
+def verdict_row(tally: VerdictTally) -> tuple[str, ...]:
+    """The cells of a row: the verdicts about the incidents of a job in a month with one owner."""
+    numbers = tally.verdicts, tally.confirmed, tally.refuted, tally.open
+    return tally.job, tally.month, tally.owner, *map(str, numbers), "; ".join(tally.why) or text.DASH
+
+
+def inspection_row(tally: InspectionTally) -> tuple[str, ...]:
+    """The cells of a row: the findings of an inspection, and its false alarms."""
+    rate = "unknown" if tally.per_machine_day is None else f"{tally.per_machine_day:.3g}"
+    return tally.inspection, str(tally.findings), str(tally.false_alarms), rate
+
+
+def innocent_text(report: LedgerReport) -> str:
+    """One line with the evictions of machines without a fault."""
+    names = f" ({listed(report.innocent)})" if report.innocent else ""
+    return (
+        f"evicted without a fault: {text.counted(len(report.innocent), 'machine')} by a wrong verdict{names}, "
+        f"{text.counted(report.over_evicted, 'machine')} on purpose beside a machine at fault"
+    )
 
 
 def ettr_text(share: RunShare) -> str:

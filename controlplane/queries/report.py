@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 
@@ -11,14 +11,19 @@ from pydantic import BaseModel, Field, ValidationError
 from activities.ledger.ledger import Ledger
 from activities.ledger.records import IncidentRecord, LedgerJob
 from activities.ledger.time_spent import TimeSpent
+from activities.pool.look_at_machines import RETURNED
 from controlplane.queries.time_lost import ORDER
+from everstep.decisions.act.evict.rules import OPERATOR
 from everstep.decisions.blame.first_failure import fault_owner
+from everstep.decisions.hindsight import Hindsight, JudgedVerdict, LaterEvents, PastIncident, judged
 from everstep.decisions.training_time.time_lost import Cause
-from everstep.model.finding import Owner
+from everstep.model.finding import FindingSource, Health, Owner
 from everstep.model.incident import Anomaly
 
 DAY_NS = 86_400 * 10**9
 UNKNOWN = "unknown"
+WHY_SHOWN = 4
+"""At most this many reasons of one row of verdicts are kept."""
 
 
 class IncidentTally(BaseModel):
@@ -72,6 +77,35 @@ class RunShare(BaseModel):
     """Unproductive seconds of this part, by cause."""
 
 
+class VerdictTally(BaseModel):
+    """The verdicts about one job's incidents in one month with one owner, and what later events showed."""
+
+    job: str
+    month: str
+    """The month by the clock of this computer: ``2026-11``."""
+    owner: Owner
+    """The owner that the incidents acted on: the machine that was evicted, the code that was rolled back, or the owner
+    of the fault."""
+    verdicts: int
+    confirmed: int
+    refuted: int
+    open: int
+    """Nothing that happened later decides."""
+    why: list[str]
+    """How the verdicts were confirmed or refuted, with their numbers, the most frequent first."""
+
+
+class InspectionTally(BaseModel):
+    """The findings of one inspection that named a fault of a machine in an incident."""
+
+    inspection: str
+    findings: int
+    false_alarms: int
+    """Findings in incidents whose verdict was refuted."""
+    per_machine_day: float | None
+    """False alarms for each day of a machine in a job; None: that time is not known."""
+
+
 class LedgerReport(BaseModel):
     """The report over some days; the JSON of ``everstep report``."""
 
@@ -92,6 +126,15 @@ class LedgerReport(BaseModel):
     """Evicted machines, the most frequent first."""
     jobs: list[RunShare]
     """Runs of jobs, newest first."""
+    verdicts: list[VerdictTally] = Field(default_factory=list)
+    """By job, month and owner."""
+    inspections: list[InspectionTally] = Field(default_factory=list)
+    innocent: list[str] = Field(default_factory=list)
+    """Machines that were evicted and were innocent, once for each eviction."""
+    over_evicted: int = 0
+    """Machines that were evicted on purpose without a sign of a fault, beside a machine at fault."""
+    machine_days: float | None = None
+    """Days of machines in jobs, together; None: not known."""
     notes: list[str] = Field(default_factory=list)
     """Entries of the ledger that were not counted, with the reasons."""
 
@@ -111,6 +154,8 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
     runs = ledger.jobs()
     incidents = ledger.incidents(since_ns=since_ns)
     shares = [_share(ledger, run, runs, since_ns, now_ns) for run in runs if _overlaps(run, since_ns, now_ns)]
+    verdicts = judged(_later_events(ledger, runs, incidents, now_ns))
+    machine_days = _machine_days(runs, shares)
     return LedgerReport(
         days=days,
         since=_time(since_ns),
@@ -124,6 +169,11 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
         lost={cause: sum(share.lost.get(cause, 0.0) for share in shares) for cause in ORDER},
         machines=_machines(incidents),
         jobs=shares,
+        verdicts=_verdicts(verdicts),
+        inspections=_inspections(verdicts, machine_days),
+        innocent=sorted(machine for verdict in verdicts for machine in verdict.innocent),
+        over_evicted=sum(_over_evicted(one) for one in incidents),
+        machine_days=machine_days,
         notes=_notes(incidents, shares),
     )
 
@@ -137,6 +187,98 @@ def owner_of(incident: IncidentRecord) -> Owner:
     except ValidationError:
         return Owner.UNKNOWN
     return fault_owner(anomaly.classification, anomaly.findings)
+
+
+def _later_events(
+    ledger: Ledger, runs: Sequence[LedgerJob], incidents: Sequence[IncidentRecord], now_ns: int
+) -> LaterEvents:
+    """The events of the ledger that decide about verdicts."""
+    returned: dict[str, list[int]] = defaultdict(list)
+    for event in ledger.machine_events(kind=RETURNED):
+        returned[event.machine].append(event.time_ns)
+    return LaterEvents(
+        now_ns,
+        sorted(map(_past, incidents), key=lambda one: one.at_ns),
+        returned,
+        {(decided.run, decided.incident): Owner(decided.was) for decided in ledger.verdicts()},
+        {run.run: run.ended_ns for run in runs if run.ended_ns is not None},
+    )
+
+
+def _past(incident: IncidentRecord) -> PastIncident:
+    report = incident.parsed_report()
+    answers = report.asked if report else []
+    rules = {answer.machine: answer.rule for answer in reversed(answers) if answer.yes}
+    by_operator = {answer.machine for answer in answers if answer.rule == OPERATOR and answer.yes}
+    findings = [about for about in (report.findings if report else []) if about.finding.verdict is Health.FAULTY]
+    return PastIncident(
+        id=incident.id,
+        job=incident.job,
+        run=incident.run,
+        at_ns=_at_ns(incident),
+        closed_ns=incident.closed_ns,
+        owner=owner_of(incident),
+        resolution=incident.resolution or "",
+        cause=incident.cause or "",
+        evicted={machine: rules.get(machine, "") for machine in incident.evicted if machine not in by_operator},
+        faults=[
+            (about.machine, about.finding.inspection)
+            for about in findings
+            if about.finding.source is FindingSource.INSPECTION and about.finding.owner is Owner.MACHINE
+        ],
+    )
+
+
+def _over_evicted(incident: IncidentRecord) -> int:
+    report = incident.parsed_report()
+    if report is None or report.hang is None or not set(report.hang.machines) <= set(incident.evicted):
+        return 0
+    return report.hang.innocent
+
+
+def _machine_days(runs: Sequence[LedgerJob], shares: Sequence[RunShare]) -> float | None:
+    """The days of machines in jobs; None: a run's length or number of machines is not known."""
+    machines = {run.run: (run.spec or {}).get("machines") for run in runs}
+    parts = [(share.seconds, machines[share.run]) for share in shares]
+    known = [seconds * count / 86_400 for seconds, count in parts if seconds is not None and isinstance(count, int)]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _verdicts(verdicts: Sequence[JudgedVerdict]) -> list[VerdictTally]:
+    groups: dict[tuple[str, str, Owner], list[JudgedVerdict]] = defaultdict(list)
+    for verdict in verdicts:
+        month = _time(verdict.incident.at_ns).strftime("%Y-%m")
+        groups[verdict.incident.job, month, verdict.owner].append(verdict)
+    return [
+        VerdictTally(
+            job=job,
+            month=month,
+            owner=owner,
+            verdicts=len(group),
+            confirmed=sum(one.hindsight is Hindsight.CONFIRMED for one in group),
+            refuted=sum(one.hindsight is Hindsight.REFUTED for one in group),
+            open=sum(one.hindsight is Hindsight.OPEN for one in group),
+            why=[
+                f"{why} ({count} times)" if count > 1 else why
+                for why, count in Counter(one.why for one in group if one.why).most_common(WHY_SHOWN)
+            ],
+        )
+        for (job, month, owner), group in sorted(groups.items())
+    ]
+
+
+def _inspections(verdicts: Sequence[JudgedVerdict], machine_days: float | None) -> list[InspectionTally]:
+    findings = Counter(name for verdict in verdicts for _, name in verdict.incident.faults)
+    false = Counter(name for verdict in verdicts for name in verdict.false_alarms)
+    return [
+        InspectionTally(
+            inspection=name,
+            findings=count,
+            false_alarms=false[name],
+            per_machine_day=false[name] / machine_days if machine_days else None,
+        )
+        for name, count in findings.most_common()
+    ]
 
 
 def _time(time_ns: int) -> datetime:

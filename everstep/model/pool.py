@@ -12,6 +12,8 @@ from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.message import Model, Words
 
+RETURNS_KEPT = 1000
+"""The largest number of returned machines that wait for the ledger."""
 POOL_WORKFLOW = "StandbyPool"
 """Type of the workflow that owns the machines of a cluster."""
 
@@ -161,6 +163,15 @@ class ToClean(Model):
     run: str
 
 
+class PoolReturn(Model):
+    """A machine returned from quarantine by itself, because it passed its tests."""
+
+    machine: str
+    job: str
+    """The job from which it was evicted."""
+    time_ns: int
+
+
 class PollQuestions(Model):
     """The questions of a poll by the pool."""
 
@@ -171,6 +182,8 @@ class PollQuestions(Model):
     """The pool is new and asks all machines which jobs they have."""
     leased: list[str] = Field(default_factory=list)
     """Jobs that have machines, or had one that has to be cleaned; the poll checks whether they still run."""
+    returned: list[PoolReturn] = Field(default_factory=list)
+    """Machines that returned from quarantine; the poll writes that into the ledger."""
 
 
 class PollAnswers(Model):
@@ -194,6 +207,8 @@ class PollAnswers(Model):
     """Idle machine that is not fit or does not answer → why."""
     cleaned: list[str] = Field(default_factory=list)
     """Machines on which no rank of the evicted job is left."""
+    written: list[PoolReturn] = Field(default_factory=list)
+    """The machines of ``PollQuestions.returned``, if the ledger has them now."""
     problem: str = ""
     """Why a question has no answer; empty: all have one."""
 
@@ -230,6 +245,8 @@ class PoolState(BaseModel):
     """Whether the running jobs and their machines are known; until then, no job gets a machine."""
     looks: int = 0
     """Number of polls before the jobs were known."""
+    returned: list[PoolReturn] = Field(default_factory=list)
+    """Machines that returned from quarantine and that the ledger does not have yet, at most ``RETURNS_KEPT``."""
     problem: str = ""
     """The questions that the newest poll could not answer, for people; empty: it answered all."""
 

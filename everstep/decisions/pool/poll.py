@@ -6,7 +6,17 @@ A question without an answer changes nothing.
 from __future__ import annotations
 
 from everstep.decisions.pool.book import IDLE, TWICE_S, UNUSED, add, free, put
-from everstep.model.pool import PollAnswers, PollQuestions, PoolMachine, PoolPlace, PoolState, RunningJob, ToClean
+from everstep.model.pool import (
+    RETURNS_KEPT,
+    PollAnswers,
+    PollQuestions,
+    PoolMachine,
+    PoolPlace,
+    PoolReturn,
+    PoolState,
+    RunningJob,
+    ToClean,
+)
 
 COMING_S = 900.0
 """A new machine in the list that is not fit after this many seconds is not expected any more."""
@@ -68,6 +78,7 @@ def questions(state: PoolState) -> PollQuestions:
     return PollQuestions(
         fresh=not state.known,
         idle=[machine.machine for machine in rest],
+        returned=state.returned,
         clean=[ToClean(machine=left.machine, job=left.job, run=left.run) for left in rest if left.uncleaned],
         leased=sorted(
             {
@@ -136,8 +147,11 @@ def apply(
     if not state.known:
         state.looks += answers.listed
         state.known = answers.listed and (not answers.unknown or state.looks >= UNKNOWN_POLLS)
+    state.returned = [one for one in state.returned if one not in answers.written]
     for name in [name for name, machine in state.machines.items() if _may_return(machine, now_ns, quarantine_s)]:
+        state.returned.append(PoolReturn(machine=name, job=state.machines[name].job, time_ns=now_ns))
         free(state, name, now_ns=now_ns, by="pool", why=f"{PASSES} polls reported no fault")
+    state.returned = state.returned[-RETURNS_KEPT:]
     for name in [name for name, machine in state.machines.items() if _is_gone(machine, answers, now_ns)]:
         del state.machines[name]
 

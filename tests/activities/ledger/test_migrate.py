@@ -45,6 +45,14 @@ SAMPLES = {
         "INSERT INTO incident_looks VALUES (1, 7, 1, 'm0', 9, '')",
         "INSERT INTO code_versions VALUES (1, 1, 'ab', 'running', 'ada', '', 5, '', '', '{\"number\": 1}', 9)",
     ],
+    "0004": [
+        "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
+        "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
+        "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
+        "INSERT INTO incident_looks VALUES (1, 7, 1, 'm0', 9, '')",
+        "INSERT INTO code_versions VALUES (1, 1, 'ab', 'running', 'ada', '', 5, '', '', '{\"number\": 1}', 9)",
+        "INSERT INTO incident_verdicts VALUES (1, 7, 9, 'code', 'ada', 'a deadlock')",
+    ],
 }
 """Revision → statements that add rows to its tables; each new revision needs an entry."""
 

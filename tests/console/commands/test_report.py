@@ -6,13 +6,18 @@ import json
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from activities.ledger.ledger import Ledger
+from activities.ledger.records import MachineEventRecord
+from activities.pool.look_at_machines import RETURNED
 from console import main
+from everstep.model.eviction import EvictAnswer
 from everstep.model.evidence import Classification
-from everstep.model.finding import Owner
+from everstep.model.finding import Finding, MachineFinding, Owner
+from everstep.model.hang import HangResult
 from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.stage import StageRecord
@@ -43,6 +48,18 @@ def start(ledger: Ledger, job: str, at_ns: int) -> None:
     ledger.generation_stepped(job, 1, stepped_ns=at_ns + 10 * S)
 
 
+def hung(rule: str, machine: str, *, innocent: int = 0) -> dict[str, Any]:
+    """What the report of a hang has whose machine left."""
+    finding = Finding(inspection="nic", reason="nic-down", text="it is down", owner=Owner.MACHINE)
+    return {
+        "asked": [EvictAnswer(rule=rule, machine=machine, yes=True, why="")],
+        "findings": [MachineFinding(machine=machine, finding=finding)],
+        "hang": HangResult(
+            generation=1, conclusion="over-evicts", method="stacks", reason="", machines=[machine], innocent=innocent
+        ),
+    }
+
+
 def incident(
     ledger: Ledger,
     id: str,
@@ -51,6 +68,7 @@ def incident(
     owner: Owner = Owner.MACHINE,
     symptom: Symptom = Symptom.CRASH,
     seconds: float | None = 20.0,
+    **more: Any,
 ) -> None:
     """Opened 5 s after the fault, over 20 s after it."""
     anomaly = Anomaly(id="m1-1", generation=1, symptom=symptom, headline="", seen_ns=at_ns)
@@ -69,6 +87,7 @@ def incident(
         failures=[Failure(generation=1, step=1, symptom=symptom, cause="x")],
         timings=[StageRecord(name="stop", seconds=3.0), StageRecord(name="reattempt", seconds=12.0)],
         classification=Classification(fault="x", owner=owner, reason="x"),
+        **more,
     )
     ledger.incident_closed(id, report, closed_ns=at_ns + 20 * S)
 
@@ -107,8 +126,8 @@ def test_a_week_in_tables(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert line in lines, line
     machines = lines.index("Machine Evictions Last")
     assert [line.split()[:2] for line in lines[machines + 1 : machines + 3]] == [["m1", "2"], ["m2", "1"]]
-    job = next(line for line in lines if line.startswith("gpt "))
-    assert " 7 d 0 h 100.0 % detect 25 s, decide " in job and job.endswith(" running")
+    job = next(line for line in lines if line.startswith("gpt ") and line.endswith(" running"))
+    assert " 7 d 0 h 100.0 % detect 25 s, decide " in job
     assert "old" not in out and "m9" not in out
 
 
@@ -140,6 +159,62 @@ def test_what_the_ledger_does_not_know_is_unknown(url: str, capsys: pytest.Captu
     # An incident of which nothing but an entry is there is of no known day.
     assert "1 incident, 2 runs of jobs" in out
     assert "no machine was evicted" in out
+
+
+def test_what_verdicts_cost(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that a hang named passed its tests; a person says what it was; another machine left a second time."""
+    now_ns = time.time_ns()
+    with Ledger.open(url) as ledger:
+        start(ledger, "gpt", now_ns - 5 * DAY)
+        incident(ledger, "incident/gpt/0001", now_ns - 4 * DAY, "m1", **hung("hang-culprit", "m1", innocent=2))
+        returned = MachineEventRecord(
+            observation="pool-m1-1", machine="m1", job="gpt", time_ns=now_ns - 3 * DAY, kind=RETURNED, text=""
+        )
+        ledger.machine_events_seen([returned])
+        incident(ledger, "incident/gpt/0002", now_ns - 2 * DAY, "m2", **hung("sure-machine-fault", "m2"))
+        incident(ledger, "incident/gpt/0003", now_ns - DAY, "m2", **hung("hang-culprit", "m2"))
+        incident(ledger, "incident/gpt/0004", now_ns - 1000 * S, owner=Owner.NETWORK)
+    assert main.run(["verdict", "gpt/3", "--was", "code", "--note", "a deadlock", "--ledger", url]) == 0
+    assert main.run(["verdict", "gpt/4", "--was", "unknown", "--ledger", url]) == 0
+    capsys.readouterr()
+    found = json.loads(call(capsys, "--ledger", url, "--json")[1])
+    tallies = {
+        one["owner"]: [one[name] for name in ("verdicts", "confirmed", "refuted", "open")] for one in found["verdicts"]
+    }
+    assert tallies == {"machine": [3, 1, 2, 0], "network": [1, 0, 0, 1]}
+    assert (found["innocent"], found["over_evicted"]) == (["m1", "m2"], 2)
+    [nic] = found["inspections"]
+    assert (nic["inspection"], nic["findings"], nic["false_alarms"]) == ("nic", 3, 2)
+    assert nic["per_machine_day"] == pytest.approx(2 / 5, rel=0.01)
+    lines = [" ".join(line.split()) for line in call(capsys, "--ledger", url)[1].splitlines()]
+    assert "nic 3 2 0.4" in lines
+    assert any(line.startswith("gpt") and " machine 3 1 2 0 " in line for line in lines)
+    assert any(line.startswith("evicted without a fault: 2 machines by a wrong verdict (m1, m2), 2") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["gpt/1", "--was", "gremlins"], 2, "must be one of machine, code"),
+        (["gpt", "--was", "code"], 2, "gpt/2"),
+        (["gpt/77", "--was", "code"], 1, "has no incident gpt/77"),
+    ],
+)
+def test_a_verdict_that_cannot_be_recorded(
+    arguments: list[str], code: int, said: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    week(url)
+    assert main.run(["verdict", *arguments, "--ledger", url]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_the_newest_verdict_of_a_person_counts(url: str) -> None:
+    week(url)
+    for was in ("code", "network"):
+        assert main.run(["verdict", "gpt/2", "--was", was, "--operator", "ada", "--ledger", url]) == 0
+    with Ledger.open(url) as ledger:
+        [decided] = ledger.verdicts()
+    assert (decided.incident, decided.was, decided.operator) == ("incident/gpt/0002", "network", "ada")
 
 
 class Page(HTMLParser):
