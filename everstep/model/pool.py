@@ -116,6 +116,17 @@ class Replaced(Model):
     machines, and none was evicted."""
     why: str = ""
     """If there are too few machines: how many are needed, and how many there are."""
+    held: str = ""
+    """Why an operator has to approve the evictions before machines are replaced; empty: no approval is needed."""
+
+
+class PoolEviction(Model):
+    """A machine that left a job without an operator."""
+
+    machine: str
+    job: str
+    reason: str
+    time_ns: int
 
 
 class GiveBack(Model):
@@ -241,6 +252,8 @@ class PoolState(BaseModel):
     """The result of last asking the cluster for more machines; empty: it was not asked, or there are enough now."""
     replaced: dict[str, Replaced] = Field(default_factory=dict)
     """The last requests: id → answer."""
+    evicted: list[PoolEviction] = Field(default_factory=list)
+    """The machines that left jobs without an operator within the last hour."""
     known: bool = False
     """Whether the running jobs and their machines are known; until then, no job gets a machine."""
     looks: int = 0

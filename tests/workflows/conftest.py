@@ -126,6 +126,8 @@ class ScriptedCluster:
     traced: Callable[[TraceRanks], HangResult] = answers.nothing_seen
     replayed: Callable[[ReplayOnGroup], GroupRun] = answers.computed_alike
     voted: Callable[[VoteRound], SlowRound] = answers.even
+    held: str = ""
+    """Why the pool wants an operator's approval before machines leave; empty: it does not."""
     blocked: set[str] = field(default_factory=set)
     """Calls, for example ``launch 2``, that wait as long as they are in this set."""
 
@@ -289,6 +291,8 @@ class ScriptedCluster:
         given = asked.request
         self.calls.append(f"replace {', '.join(one.machine for one in given.evict)}")
         await self._pass("replace")
+        if self.held and not all(one.approved_by for one in given.evict):
+            return Replaced(why=self.held, held=self.held)
         if given.id not in self.replaced:
             if len(self.standbys) < len(given.evict):
                 known = {machine.name: machine for machine in given.keep}

@@ -250,6 +250,21 @@ async def test_a_machine_that_comes_back_while_there_is_no_standby_goes_on(jobs:
     assert state.incidents[0].resolution == "reattempt"
 
 
+async def test_the_breaker_of_the_cluster_has_an_operator_asked(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
+    jobs.cluster.held = "9 machines of 3 jobs would leave"
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    incident = (await handle.query(JobWorkflow.current_state)).incidents[0].id
+    told = await explanation_of(jobs, incident)
+    assert told.outcome.startswith("open, parked: m1 (silent-machine): an operator has to approve")
+    assert jobs.cluster.held in told.outcome
+    await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
+    state = await jobs.until_runs(handle, 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m2"]
+    assert state.evicted_ns == [], "an operator approved it"
+
+
 async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), gone("m1")
     handle = await failed(jobs, evict={"share": 0.0, "at_least": 0})

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from everstep.decisions.act.evict.rules import BY_NAME
+from everstep.decisions.pool import breaker
 from everstep.model.eviction import Eviction
 from everstep.model.machine import Machine
 from everstep.model.pool import (
@@ -165,9 +166,12 @@ def _release_hint(machine: PoolMachine) -> str:
 
 
 def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replaced:
-    """Evict machines of a job and replace all of them, or none. A repeated request gets the same answer."""
+    """Evict machines of a job and replace all of them, or none. A repeated request gets the same answer, but for one
+    that an operator has to approve."""
     if answered := state.replaced.get(request.id):
         return answered
+    if held := breaker.tripped(state, request, now_ns=now_ns):
+        return Replaced(why=held, held=held)
     chosen = choose(state.machines.values(), request)
     if len(chosen) < len(request.evict):
         state.short[request.job] = Shortage(machines=len(request.evict), asked_ns=now_ns)
@@ -186,6 +190,7 @@ def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replac
 
 def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str], why: str, *, now_ns: int) -> Replaced:
     """Evict the machines that leave; record and return the answer."""
+    breaker.note(state, request, now_ns=now_ns)
     for eviction in request.evict:
         _evict(state, eviction, request, now_ns=now_ns)
     answer = Replaced(machines={old: state.machines[name].machine for old, name in chosen.items()}, why=why)

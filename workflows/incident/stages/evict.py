@@ -98,7 +98,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
     while True:
         incident.state.waits, incident.state.evictions.missing, incident.state.evictions.waiting = "", 0, []
         plan = judge(incident, evidence)
-        leaving = [*plan.evict, *_unfit(incident, _names(plan.evict))]
+        leaving = _with_approval(incident, [*plan.evict, *_unfit(incident, _names(plan.evict))])
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
         if not leaving and not plan.ask:
             return evidence
@@ -121,11 +121,15 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
                 incident.timeline.leave(began, Stage.EVICT, f"{replaced.why}; the job is tried again with them")
                 continue
             incident.timeline.leave(began, Stage.EVICT, replaced.why)
-            incident.state.evictions.missing = len(leaving)
-            verb, its = ("leaves", "its") if len(leaving) == 1 else ("leave", "their")
-            waits.append(f"{named(leaving)} {verb} the job once there is a machine in {its} place: {replaced.why}")
+            if replaced.held:
+                evictions.waiting = leaving
+                waits.append(_question(incident.state.job, leaving, replaced.held))
+            else:
+                evictions.missing = len(leaving)
+                verb, its = ("leaves", "its") if len(leaving) == 1 else ("leave", "their")
+                waits.append(f"{named(leaving)} {verb} the job once there is a machine in {its} place: {replaced.why}")
         if asking := [one for one in plan.ask if one.machine not in _names(leaving)]:
-            incident.state.evictions.waiting = asking
+            evictions.waiting = [*evictions.waiting, *asking]
             waits.append(_question(incident.state.job, asking, plan.tripped))
         incident.state.waits = "; ".join(waits)
         if not (evidence.unreachable or evidence.dying) or patient:
@@ -174,8 +178,13 @@ def _question(job: str, asking: list[Eviction], tripped: str) -> str:
 
 def _approved(incident: Incident, asked: list[Eviction]) -> list[Eviction]:
     """Return the machines whose eviction is approved; an approval is valid until there is a replacement for each."""
+    return [one for one in _with_approval(incident, asked) if one.approved_by]
+
+
+def _with_approval(incident: Incident, evictions: list[Eviction]) -> list[Eviction]:
+    """Return evictions with the operators who approved them."""
     who = incident.state.evictions.approved
-    return [one.model_copy(update={"approved_by": who[one.machine]}) for one in asked if one.machine in who]
+    return [one.model_copy(update={"approved_by": who.get(one.machine, "")}) for one in evictions]
 
 
 async def _replacements(
