@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,8 @@ AHEAD = 1
 ASK_AGAIN_S = 30.0
 """The request is repeated at this interval, seconds. Ranks that get no request for ``REQUEST_VALID_S``
 (``step_reports.py``) stop waiting and continue."""
+STILL_S, STILL_STEPS = 5.0, 5.0
+"""The alignment is given up when no rank has gone on for this time, seconds, and for this many steps."""
 NAMED = 4
 """The largest number of ranks that an answer names."""
 
@@ -86,6 +90,7 @@ class AlignRanks(Activity[RanksAligned]):
             return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
         step = max(reply.farthest for reply in asked.values()) + AHEAD
         done: dict[int, bool] = {}
+        still = _Stillness()
         backed_up = frozenset(self.backed_up)
         changed = asyncio.Event()
         request = pb.AlignRanksRequest(job=spec.name, generation=self.generation, step=step)
@@ -106,6 +111,7 @@ class AlignRanks(Activity[RanksAligned]):
                         for rank in reply.ranks:
                             if rank.generation == self.generation:
                                 done[rank.rank] = not rank.alive or _is_safe(rank, step, backed_up)
+                                still.observe(rank)
                         changed.set()
                 await asyncio.sleep(backoff.next_s())
 
@@ -116,18 +122,50 @@ class AlignRanks(Activity[RanksAligned]):
                 while not (len(done) == world and all(done.values())):
                     changed.clear()
                     say(f"{sum(done.values())} of {world} ranks ended step {step}")
-                    await changed.wait()
+                    if still.is_final:
+                        raise TimeoutError
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), STILL_S / 5)
         except TimeoutError:
             late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
+            limit = (
+                f"and no rank goes on for {still.seconds:.0f} s" if still.is_final else f"within {self._patience_s:g} s"
+            )
             return RanksAligned(
-                why=f"{listed(late, NAMED)} did not end step {step} and save it within {self._patience_s:g} s: "
-                "the ranks are stopped as they are"
+                why=f"{listed(late, NAMED)} did not end step {step} and save it {limit}: the ranks are stopped as "
+                "they are"
             )
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
         return RanksAligned(step=step)
+
+
+@dataclass
+class _Stillness:
+    """How long no rank has completed or saved a step: one that hangs makes all others wait for it."""
+
+    _seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+    _step_s: float = 0.0
+
+    def observe(self, rank: pb.RankProgress) -> None:
+        """Note the progress of a rank."""
+        now = rank.completed_steps, rank.saved.own_step, rank.saved.backup_step
+        if self._seen.get(rank.rank) != now:
+            self._seen[rank.rank], self._since = now, time.monotonic()
+        self._step_s = max(self._step_s, rank.metrics.step_s, rank.metrics.typical_step_s)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since a rank was last seen to go on."""
+        return time.monotonic() - self._since
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no step will end. This is never said of a job whose step time is not known."""
+        return self._step_s > 0 and self.seconds > max(STILL_S, STILL_STEPS * self._step_s)
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:

@@ -41,6 +41,7 @@ FAULTS: tuple[type[Fault], ...] = (
     KillDuringSave,
     devices.XidFault,
     devices.GpuLost,
+    devices.GpuStuck,
     devices.MachineFault,
     devices.GpuHot,
     devices.NicDown,

@@ -24,6 +24,7 @@ from agent.monitor.kernel.shared import tag_of
 from controlplane.local import mounts, power
 from drills.clusters.network import network_of
 from drills.faults.fault import Fault
+from drills.inject import process_group
 from drills.inject.context import DrillContext
 from drills.inject.detection import LINK_REASONS, await_finding, await_report, struck_machines
 from drills.observe.observed import Absence
@@ -48,6 +49,8 @@ HOT: dict[str, object] = {"temperature_c": 95}
 """Readings of a fake GPU that is too hot; an H100 slows down at 87 degrees C."""
 GPU = "{gpu}"
 """Placeholder in a line for the PCI address of a GPU."""
+FREEZER = Path("/sys/fs/cgroup/freezer")
+FREEZE = "freeze-"
 FALLEN_OFF = "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 """The driver's text after the number of Xid 79."""
 XIDS = (79, 48, 94, 13, 31, 45)
@@ -224,6 +227,42 @@ class GpuLost(ThenKillRank, GpuFault):
     line = "a GPU of {machine} is lost"
     fixed_finding = ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
     gpu = FAKE_GPUS["gpu-lost"]
+
+
+class GpuStuck(GpuFault):
+    """A GPU is lost, and its rank does not react to SIGKILL, like a process that waits in the driver (state D)."""
+
+    name = "gpu-stuck"
+    summary = (
+        "a GPU is lost, and SIGKILL does not end the process of a rank there: it is in a frozen control group of the "
+        "first version of cgroups"
+    )
+    line = "a GPU of {machine} is lost, and SIGKILL does not end its rank"
+    not_soaked = "needs control groups of the first version"
+    unreachable = True
+    fixed_finding = ExpectedFinding("gpu-lost", Owner.MACHINE, sure=True)
+    gpu = FAKE_GPUS["gpu-lost"]
+
+    def why_not(self) -> str:
+        return "" if os.access(FREEZER, os.W_OK) else f"{FREEZER}: there is no freezer of cgroups of the first version"
+
+    @contextmanager
+    def prepared(self, context: DrillContext) -> Iterator[None]:
+        """Make a control group, and continue its processes at the end."""
+        with fake_gpus(context), process_group.made(FREEZER, {}, "that is frozen", FREEZE) as group:
+            try:
+                yield
+            finally:
+                (group / "freezer.state").write_text("THAWED")
+
+    async def strike(self, context: DrillContext) -> None:
+        """Freeze the first rank of the machine and break its GPU; the rank ends once the machine has left the job."""
+        await context.reach(context.request.at_step)
+        group = FREEZER / process_group.name(FREEZE)
+        (group / "cgroup.procs").write_text(str((await context.rank_pids())[0]))
+        (group / "freezer.state").write_text("FROZEN")
+        await super().strike(context)
+        (group / "freezer.state").write_text("THAWED")
 
 
 class MachineFault(OnMachine, Everywhere, DeviceFault):

@@ -17,13 +17,13 @@ from drills.clusters.network import network_of
 from drills.faults.away import BetweenMachines
 from drills.faults.fault import Fault
 from drills.inject import process_group
-from drills.inject.context import POLL_S, DrillContext
+from drills.inject.context import DrillContext
 from drills.judge.facts import DrillFacts
 from drills.observe.observed import Absence
 from drills.spec import settings
 from drills.spec.fault import LIGHT, OnMachine, OnRanks
 from drills.spec.request import UNEVEN, DrillRequest
-from everstep.errors import CannotInject, ClusterError
+from everstep.errors import CannotInject
 from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.slow import SlowConclusion
@@ -116,7 +116,7 @@ class SlowMachine(OnMachine, SlowFault):
     @asynccontextmanager
     async def slowed(self, context: DrillContext) -> AsyncIterator[None]:
         """Limit the ranks and the fork server of the machine to a part of the CPU time that they use now."""
-        pids = [*await _ranks(context), await context.fork_server(context.target)]
+        pids = [*await context.rank_pids(), await context.fork_server(context.target)]
         cpus = await _cpus(pids) / self.factor
         context.cluster.say(f"{context.target.name}: its ranks have {cpus:.3f} CPUs from now on")
         with little_cpu(pids, cpus):
@@ -156,16 +156,6 @@ class SlowLink(BetweenMachines, SlowFault):
         first, second = self.ends(context.spec)
         with network_of(context.cluster, self.name).slow_link(first, second, LINK_BYTES / self.factor):
             yield
-
-
-async def _ranks(context: DrillContext) -> list[int]:
-    """Return the pids of the ranks on the struck machine."""
-    wanted = context.spec.topology().ranks(context.machines.index(context.target))
-    async with context.cluster.control.feed(context.spec.name, context.machines, POLL_S) as feed:
-        async for picture in feed.pictures():
-            if all(rank in picture.ranks for rank in wanted):
-                return [picture.ranks[rank].pid for rank in wanted]
-    raise ClusterError(f"the ranks of {context.target.name} do not run")
 
 
 async def _cpus(pids: Sequence[int]) -> float:

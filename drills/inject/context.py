@@ -79,6 +79,15 @@ class DrillContext:
                 if picture.step is not None and picture.step >= step:
                     return
 
+    async def rank_pids(self) -> list[int]:
+        """Return the process ids of the ranks on the struck machine, once they run."""
+        wanted = self.spec.topology().ranks(self.machines.index(self.target))
+        async with self.cluster.control.feed(self.spec.name, self.machines, POLL_S) as feed:
+            async for picture in feed.pictures():
+                if all(rank in picture.ranks for rank in wanted):
+                    return [picture.ranks[rank].pid for rank in wanted]
+        raise ClusterError(f"the ranks of {self.target.name} do not run")
+
     async def until(self, holds: Callable[[], bool], seconds: float, problem: str) -> None:
         """Wait until a condition holds.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from drills import DrillCluster, DrillResult
+from drills.faults.devices import FREEZER
 from drills.faults.out_of_memory import OutOfMemory
 from everstep.model.finding import Health, Owner
 from everstep.model.job import JobSpec
@@ -62,6 +63,14 @@ async def test_a_rank_that_ends_with_its_gpu(drill: DrillOf) -> None:
 @pytest.mark.wide
 async def test_a_gpu_is_lost(drill: DrillOf) -> None:
     replaced(await drill("gpu-lost", machine="m1", steps=STEPPING))
+
+
+@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="needs root and cgroups of the first version")
+@pytest.mark.wide
+async def test_a_rank_that_sigkill_does_not_end_beside_a_lost_gpu(drill: DrillOf) -> None:
+    result = await drill("gpu-stuck", machine="m1", steps=60)
+    assert (result.problems, result.ok, result.resolution) == ([], True, "eviction")
+    assert (result.evicted, result.losses_match, result.steps_lost) == (["m1"], True, 0)
 
 
 @pytest.mark.wide

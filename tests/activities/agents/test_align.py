@@ -17,12 +17,21 @@ STEP = 10
 
 
 def shown(
-    rank: int, completed: int, *, own: int, backup: int, alive: bool = True, none: bool = False
+    rank: int, completed: int, *, own: int, backup: int, alive: bool = True, none: bool = False, step_s: float = 0.0
 ) -> pb.ProgressReply:
     saved = pb.SavedState(own_step=own, backup_step=backup, backup_none=none)
     return pb.ProgressReply(
         generation=1,
-        ranks=[pb.RankProgress(rank=rank, generation=1, alive=alive, completed_steps=completed, saved=saved)],
+        ranks=[
+            pb.RankProgress(
+                rank=rank,
+                generation=1,
+                alive=alive,
+                completed_steps=completed,
+                saved=saved,
+                metrics=pb.Metrics(step_s=step_s),
+            )
+        ],
     )
 
 
@@ -80,3 +89,15 @@ async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch:
     assert asked[0] == 0
     assert len(asked) > 5
     assert set(asked[1:]) == {STEP}
+
+
+@pytest.mark.parametrize(("step_s", "gives_up"), [(0.05, True), (10.0, False), (0.0, False)])
+async def test_an_alignment_is_given_up_when_no_rank_goes_on(
+    step_s: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that hangs makes all others wait. A long step, or one whose duration is not known, is waited for."""
+    monkeypatch.setattr(align_ranks, "STILL_S", 0.5)
+    hangs = [shown(1, 9, own=9, backup=9, step_s=step_s)]
+    found = await aligned(machine(*STAYS), machine(*hangs), backed_up=[], align_s=4.0)
+    assert found.step == -1
+    assert ("no rank goes on" in found.why) == gives_up
