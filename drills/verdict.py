@@ -204,7 +204,7 @@ def _not_recovered(
     opening = request.opening
     if opening.parks:
         return _not_parked(request, facts)
-    if opening.repeats >= spec.policy.retry.max_failures_at_step:
+    if opening.repeats >= spec.policy.retry.max_failures_at_step and not request.leaving(spec):
         # A fault that repeats at one step needs an operator: a job that restarts for ever would be wrong.
         return [] if facts.parked else [f"{opening.repeats} faults at one step and the job was not parked"]
     found = []

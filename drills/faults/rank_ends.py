@@ -9,6 +9,9 @@ from pydantic import Field, field_validator
 
 from drills.faults.fault import RankFault
 from drills.spec.fault import Entry, OnRanks
+from everstep.decisions.blame.classify.first_cause import classification
+from everstep.decisions.blame.repeated_errors import REPEATS
+from everstep.model.finding import Owner
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
 from everstep.rank.drill_faults import exception_named
@@ -73,6 +76,11 @@ class RaiseException(OnRanks, RankFault):
     meets = "opening"
 
     exception: str = Field("RuntimeError", description="A built-in exception.", json_schema_extra={"metavar": "NAME"})
+    message: str = Field(
+        "",
+        description="Its text, e.g. that of a GPU error; by default a text about the drill.",
+        json_schema_extra={"metavar": "TEXT"},
+    )
 
     @field_validator("exception")
     @classmethod
@@ -81,7 +89,12 @@ class RaiseException(OnRanks, RankFault):
         return value
 
     def details(self, spec: JobSpec) -> Entry:
-        return {"exception": self.exception}
+        return {"exception": self.exception} | ({"message": self.message} if self.message else {})
+
+    def leaving(self, spec: JobSpec) -> list[str]:
+        """Return the machine of the first rank if its text names a fault of a machine, and comes often enough."""
+        owner = classification(f"{self.exception}: {self.message}", "", 1).owner
+        return [self.struck_machine(spec)] if owner == Owner.MACHINE and self.times >= REPEATS else []
 
 
 class KillDuringSave(OnRanks, RankFault):

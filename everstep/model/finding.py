@@ -81,6 +81,8 @@ class FindingSource(Words):
     """Samples of all ranks of a job that hangs."""
     VOTE = "vote"
     """A vote over samples of all ranks of a job that became slow."""
+    ERRORS = "errors"
+    """The errors with which ranks of the machine ended."""
     SILENCE = "silence"
     """The machine is silent: neither its agent nor its ranks answer."""
     OPERATOR = "operator"

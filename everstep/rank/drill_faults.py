@@ -255,7 +255,7 @@ def _wait(fault: Fault) -> None:
 
 
 def _raise(fault: Fault) -> None:
-    raise exception_named(fault["exception"])(f"injected by a drill: {fault['exception']}")
+    raise exception_named(fault["exception"])(fault.get("message") or f"injected by a drill: {fault['exception']}")
 
 
 def exception_named(name: str) -> type[Exception]:

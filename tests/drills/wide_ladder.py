@@ -21,7 +21,7 @@ from everstep.model.job_state import JobState
 from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.rank import environment
-from tests.drills.conftest import Clusters
+from tests.drills.conftest import Clusters, DrillOf
 from workflows.incident.workflow import IncidentWorkflow
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
@@ -155,3 +155,23 @@ async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_on
     records, too_many = await gather.records(cluster, spec, machines)
     compared = compare(reference, records, spec.topology().world_size)
     assert (compared.losses, compared.state, too_many) == ([], [], 0)
+
+
+GPU_TEXTS = {
+    "CUDA error: uncorrectable ECC error encountered": ["m1"],
+    "CUDA error: the GPU is lost. Reboot the system to recover this GPU": ["m1"],
+    "NCCL error in: ProcessGroupNCCL.cpp:1970, internal error - please report this issue to the NCCL developers": [],
+    "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.27.5"
+    " Call to ibv_modify_qp failed with error Connection timed out": [],
+    "CUDA error: an illegal memory access was encountered": [],
+    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx": [],
+}
+"""Text of an exception that a rank raises at one step again and again, and no test or replay finds its cause → the
+machines that leave. Without such a machine the job is parked, since a person has to look."""
+
+
+@pytest.mark.parametrize("text", GPU_TEXTS)
+async def test_what_gpus_and_networks_report_by_exceptions(text: str, drill: DrillOf) -> None:
+    result = await drill("raise", message=text, times=3, rank=[3], steps=60)
+    assert (result.problems, result.fired, result.evicted) == ([], True, GPU_TEXTS[text])
+    assert any(name == "diagnose" for name, _ in result.stages), "the machines were tested, and the code stayed"

@@ -7,7 +7,9 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
     from everstep.decisions.blame.alerts import alerts_kept
+    from everstep.decisions.blame.first_failure import first_failure
     from everstep.decisions.blame.hang.analysis import findings_of_hang
+    from everstep.decisions.blame.repeated_errors import findings_of_errors
     from everstep.decisions.blame.silence import findings_of_dying, findings_of_silence
     from everstep.decisions.blame.slow.by_samples import findings_of_vote
     from everstep.model.evidence import Evidence
@@ -39,7 +41,12 @@ def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFind
     if evidence:
         silent = findings_of_silence(incident.silent_for(evidence.unreachable), policy)
         dying = findings_of_dying(evidence.dying, incident.dying_for(evidence.dying), policy)
-        found = [*evidence.findings, *state.ladder.tested, *silent, *dying]
+        errors = findings_of_errors(
+            first_failure(evidence.exits),
+            [one for one in (*state.history, *state.failures) if one.generation < evidence.generation],
+            {tried.rung for tried in (*state.ladder.tried, *state.ladder.remembered)},
+        )
+        found = [*evidence.findings, *state.ladder.tested, *silent, *dying, *errors]
     if state.hang and state.hang.generation == generation and not state.evictions.hang_stays:
         found += findings_of_hang(state.hang)
     if state.slow and state.slow.generation == generation:

@@ -3,8 +3,9 @@
 Every suspicion of a machine is a ``Finding``. Its source is an inspection, a test, a replay, samples of a hang or of a
 slow job, silence, or an operator (``FindingSource``). The first row that fits a finding answers it. The first four rows
 are an operator's request and the evictions that ByteRobust makes without a test (figure 5). Then follow tests and
-replays of the stopped machines, hangs and slow machines. The last four rows evict no machine: they explain why a
-finding is not enough. If no rule evicts, the ladder decides what is tried (``everstep.decisions.act.ladder``).
+replays of the stopped machines, errors that come again, hangs and slow machines. The last four rows evict no machine:
+they explain why a finding is not enough. If no rule evicts, the ladder decides what is tried
+(``everstep.decisions.act.ladder``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from everstep.decisions.blame.alerts import (
     is_down_for_good,
     second_alert,
 )
+from everstep.decisions.blame.repeated_errors import REPEATS
 from everstep.model.eviction import EvictMode
 from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -210,6 +212,15 @@ RULES: tuple[EvictRule, ...] = (
         "ByteRobust, section 6, algorithm 1: the intersection is evicted",
         _from(FindingSource.REPLAY, Owner.MACHINE),
         "a replay of the job on groups of its machines",
+        unless_shared=True,
+        until_released=True,
+        fixed=SHARED,
+    ),
+    EvictRule(
+        "repeated-errors",
+        f"ranks of the machine ended {REPEATS} times by errors of a machine, no other rank did; tests found nothing",
+        "the paper tests and replays; everstep does not park the job after that if a machine is free",
+        _from(FindingSource.ERRORS),
         unless_shared=True,
         until_released=True,
         fixed=SHARED,

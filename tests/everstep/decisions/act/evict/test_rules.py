@@ -240,6 +240,7 @@ def test_the_names_of_rules_do_not_change() -> None:
         "failed-test",
         "bad-link",
         "failed-replay",
+        "repeated-errors",
         CULPRIT,
         GROUP,
         "slow-machine",

@@ -1,0 +1,54 @@
+"""A machine whose ranks end again and again with an error of its hardware, and that no test finds faulty.
+
+A GPU that reports uncorrectable memory errors to the job, but to no inspection, would otherwise park the job after all
+rungs of the ladder, although a free machine is there. ByteRobust evicts by inspections, tests and replays alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from everstep.decisions.blame.first_failure import headline_of
+from everstep.model.evidence import Classification, RankExit
+from everstep.model.finding import Finding, FindingSource, MachineFinding, Owner, Remedy
+from everstep.model.incident import Failure
+from everstep.model.ladder import Rung
+
+REPEATS = 3
+"""The number of such ends in a row after which the machine is faulty."""
+REASON = "repeated-errors"
+
+
+def findings_of_errors(
+    end: RankExit | None, earlier: Iterable[Failure], tried: Collection[Rung]
+) -> list[MachineFinding]:
+    """Return a finding about the machine of the first rank that ended, or none.
+
+    Args:
+        end: The end that explains the others; None: no rank ended by itself.
+        earlier: The failures that are not solved, without this one.
+        tried: The rungs that were tried for them: the machines are tested first.
+    """
+    if end is None or not _is_of_machine(end.classification) or Rung.DIAGNOSE not in tried:
+        return []
+    alike = [failure for failure in earlier if _is_of_machine(failure.classification) and not failure.explained]
+    if len({failure.generation for failure in alike}) < REPEATS - 1 or any(
+        failure.machine != end.machine for failure in alike
+    ):
+        return []
+    text = (
+        f"{headline_of(end)}: its ranks ended {REPEATS} times or more by an error of a machine, and no other rank did"
+    )
+    finding = Finding(
+        inspection=FindingSource.ERRORS,
+        source=FindingSource.ERRORS,
+        reason=REASON,
+        text=text,
+        owner=Owner.MACHINE,
+        remedy=Remedy.RESET_GPU,
+    )
+    return [MachineFinding(machine=end.machine, finding=finding)]
+
+
+def _is_of_machine(found: Classification | None) -> bool:
+    return found is not None and found.owner == Owner.MACHINE and not found.consequence
