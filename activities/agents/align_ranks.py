@@ -90,7 +90,7 @@ class AlignRanks(Activity[RanksAligned]):
             return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
         step = max(reply.farthest for reply in asked.values()) + AHEAD
         done: dict[int, bool] = {}
-        still = _Stillness()
+        progress_seen = _LastProgress()
         backed_up = frozenset(self.backed_up)
         changed = asyncio.Event()
         request = pb.AlignRanksRequest(job=spec.name, generation=self.generation, step=step)
@@ -111,7 +111,7 @@ class AlignRanks(Activity[RanksAligned]):
                         for rank in reply.ranks:
                             if rank.generation == self.generation:
                                 done[rank.rank] = not rank.alive or _is_safe(rank, step, backed_up)
-                                still.observe(rank)
+                                progress_seen.observe(rank)
                         changed.set()
                 await asyncio.sleep(backoff.next_s())
 
@@ -122,14 +122,16 @@ class AlignRanks(Activity[RanksAligned]):
                 while not (len(done) == world and all(done.values())):
                     changed.clear()
                     say(f"{sum(done.values())} of {world} ranks ended step {step}")
-                    if still.is_final:
+                    if progress_seen.is_final:
                         raise TimeoutError
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), STILL_S / 5)
         except TimeoutError:
             late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
             limit = (
-                f"and no rank goes on for {still.seconds:.0f} s" if still.is_final else f"within {self._patience_s:g} s"
+                f"and no rank goes on for {progress_seen.seconds:.0f} s"
+                if progress_seen.is_final
+                else f"within {self._patience_s:g} s"
             )
             return RanksAligned(
                 why=f"{listed(late, NAMED)} did not end step {step} and save it {limit}: the ranks are stopped as "
@@ -143,7 +145,7 @@ class AlignRanks(Activity[RanksAligned]):
 
 
 @dataclass
-class _Stillness:
+class _LastProgress:
     """How long no rank has completed or saved a step: one that hangs makes all others wait for it."""
 
     _seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
