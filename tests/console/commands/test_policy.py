@@ -48,7 +48,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert [title.partition(":")[0] for title in titles] == [*names, f"{len(RULES) + 1} breaker"]
     assert titles[0] == "1 operator: act (evicts)"
     assert titles[1] == "2 sure-machine-fault: act (evicts)"
-    assert "11 application-caused: never evicts, only explains why not" in titles
+    assert "12 application-caused: never evicts, only explains why not" in titles
     assert any(line.startswith("policy.silence.evict_s = 2 default ") for line in lines)
     fixed = next(line for line in lines if line.startswith("alerts_within_s = 300 fixed "))
     assert fixed.endswith("(ByteRobust, figure 5)")
@@ -74,7 +74,7 @@ def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str])
 
     assert out.splitlines()[1] == "policy.evict.mode = shadow: no rule may do more than that"
     assert "2  sure-machine-fault: shadow (only records), by policy.evict.mode" in out
-    assert "12  unknown-verdict: never evicts, only explains why not" in out
+    assert "13  unknown-verdict: never evicts, only explains why not" in out
 
 
 def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
