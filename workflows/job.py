@@ -201,11 +201,8 @@ class JobWorkflow:
             return await asyncio.shield(self._stopped())
 
     async def _live(self) -> JobResult:
-        if self.state.generation == 0:
-            try:
-                await self._start()
-            except CannotStart as refused:
-                return await self._end("failed", f"was not started: {refused}")
+        if self.state.generation == 0 and (ended := await self._begin()):
+            return ended
         while True:
             while self.first_step.due and not self._has_work():
                 await self._confirm()
@@ -285,6 +282,23 @@ class JobWorkflow:
         anomaly = min(due, key=lambda anomaly: anomaly.symptom in STILL_RUNNING)
         self.state.pending.remove(anomaly)
         return anomaly
+
+    async def _begin(self) -> JobResult | None:
+        """Start the job, unless an operator stops it before it runs; returns its result if it is over already."""
+        starting = asyncio.create_task(self._start())
+        try:
+            await workflow.wait_condition(lambda: starting.done() or bool(self.state.stop_requested))
+        finally:
+            is_done = starting.done()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        if not is_done:
+            return await self._stopped()
+        try:
+            starting.result()
+        except CannotStart as refused:
+            return await self._end("failed", f"was not started: {refused}")
+        return None
 
     async def _start(self) -> None:
         """Launch the first generation; a failure opens an incident like any other anomaly.

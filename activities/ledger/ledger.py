@@ -105,7 +105,7 @@ class Ledger:
                 raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
         engine = connect(where)
         try:
-            migrate(engine, where)
+            migrate(engine, where, check=create)
         except BaseException:
             engine.dispose()
             raise

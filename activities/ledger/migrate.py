@@ -28,7 +28,7 @@ hold tables of other programs."""
 _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 
 
-def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
+def migrate(engine: Engine, url: LedgerUrl, to: str = "head", *, check: bool = True) -> None:
     """Upgrade to a revision, in one transaction that holds a lock.
 
     If two workers start at the same time, the second waits for the first and then has nothing to do. A kill in the
@@ -39,7 +39,8 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
             release cannot use it.
     """
     with reading(engine, url) as connection:
-        _check_file(connection, url)
+        if check:  # it reads the whole file, so commands leave it to workers
+            _check_file(connection, url)
         revision = _revision(connection)
         if to == "head" and revision == HEAD:
             return

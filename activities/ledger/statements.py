@@ -148,7 +148,8 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
     spans = [Interval(row.start_ns, row.end_ns, row.kind, row.cause or "") for row in noted]
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
     launches = [Launch(row.launched_ns, row.stepped_ns) for row in generations if row.launched_ns is not None]
-    incidents = connection.execute(select(Incidents.__table__).where(Incidents.run == run))
+    columns = Incidents.id, Incidents.seen_ns, Incidents.opened_ns, Incidents.closed_ns, Incidents.resolution
+    incidents = connection.execute(select(*columns, Incidents.anomaly).where(Incidents.run == run))
     outages = [
         Outage(row.id, seen_ns - _quiet_ns(row.anomaly), row.closed_ns)
         for row in incidents

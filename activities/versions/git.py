@@ -219,7 +219,18 @@ def _git(folder: Path, *arguments: str, may_fail: bool = False) -> bytes:
 
 
 def _command(folder: Path, *arguments: str) -> list[str]:
-    return ["git", "--no-replace-objects", *_NOTHING_IS_RUN, "-C", str(folder), *arguments]
+    return ["git", "--no-replace-objects", *_NOTHING_IS_RUN, *_without_filters(folder), "-C", str(folder), *arguments]
+
+
+def _without_filters(folder: Path) -> list[str]:
+    """Return options that switch off the filters in the folder's settings: git runs their programs to compare files."""
+    command = ["git", "-C", str(folder), "config", "--null", "--name-only", "--get-regexp", r"^filter\."]
+    found = subprocess.run(command, capture_output=True, env=_environment(), timeout=LIMIT_S, check=False)
+    names = {name.split(b".", 1)[1].rpartition(b".")[0].decode() for name in found.stdout.split(b"\0") if name}
+    off = [
+        f"filter.{name}.{key}" for name in sorted(names) for key in ("clean=", "smudge=", "process=", "required=false")
+    ]
+    return [word for option in off for word in ("-c", option)]
 
 
 def _environment() -> dict[str, str]:

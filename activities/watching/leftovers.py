@@ -153,6 +153,8 @@ class LeftoverCleaner:
                 handle = self._client.get_workflow_handle(remains.workflow_id, run_id=remains.run)
                 remains.state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
         state = remains.state
+        if newest.status == WorkflowExecutionStatus.RUNNING and await self._has_run(remains.workflow_id, state.run):
+            return  # the workflow was reset: the job goes on
         asked = state.machines if remains.missing is None else remains.missing
         room = asyncio.Semaphore(AT_ONCE)
 
@@ -164,6 +166,13 @@ class LeftoverCleaner:
         remains.missing = [machine for machine, ok in zip(asked, answered, strict=True) if not ok]
         if remains.missing:
             log.debug("machines did not answer", job=state.spec.name, machines=len(remains.missing))
+
+    async def _has_run(self, workflow_id: str, run: str) -> bool:
+        """Return whether the newest run of a workflow is the run of the job that has this id."""
+        async with self._asking:
+            handle = self._client.get_workflow_handle(workflow_id)
+            newest: JobState = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
+        return newest.run == run
 
     async def _clear_machine(self, job: str, run: str, machine: Machine, *, name_in_use: bool) -> bool:
         try:

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from everstep.base.text import listed
 from everstep.model.message import Model, Words
 
+STANDBY_UNFIT = "standby-unfit"
+"""The rule and reason code of a standby that could not be made ready for the job. It does not count for the breaker: it
+never ran a rank of the job."""
 ANSWERS_KEPT = 200
 """The most answers that one incident keeps."""
 BREAKER = "breaker"

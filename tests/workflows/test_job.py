@@ -206,6 +206,16 @@ async def test_who_stops_a_job_hears_of_machines_that_did_not(jobs: Any) -> None
     )
 
 
+async def test_a_job_that_is_stopped_while_it_starts_does_not_wait_for_its_launch(jobs: Any) -> None:
+    jobs.cluster.blocked.add("launch 1")
+    handle = await jobs.start()
+    while not any(call.startswith("launch 1") for call in jobs.cluster.calls):  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0.02)
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    assert (await handle.result()).outcome == "stopped"
+    assert "stop 1" in jobs.cluster.calls, "ranks may run already"
+
+
 async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
     handle = await jobs.running()
     await handle.cancel()

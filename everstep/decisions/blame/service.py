@@ -29,8 +29,10 @@ def failed_service(fault: Classification | None, *, everywhere: bool) -> str:
         fault: The class of the first rank's end; None: no rank ended by itself.
         everywhere: All ranks report the same fault.
     """
-    if fault is None or fault.consequence or fault.owner in {Owner.CODE, Owner.DATA}:
+    if fault is None or fault.owner in {Owner.CODE, Owner.DATA}:
         return ""
+    if fault.consequence:  # if no rank ended first, what connects the ranks failed
+        return fault.fault if everywhere else ""
     if fault.owner == Owner.STORAGE or fault.fault in SERVICES or (everywhere and fault.fault in SHARED):
         return fault.fault
     return ""

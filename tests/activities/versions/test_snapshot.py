@@ -126,17 +126,20 @@ def test_a_repository_without_a_commit_has_no_origin_but_its_folder(tmp_path: Pa
 
 def test_nothing_that_a_repository_names_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(tmp_path / "git")
-    repository.write(job_py="1")
+    repository.write(job_py="1", other_py="1")
+    (repository.folder / ".gitattributes").write_text("job.py filter=f.g\nother.py filter=long\n")
     repository.commit("one")
     ran = tmp_path / "ran"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho >> {ran}\n")
     program.chmod(0o755)
-    for setting in ("core.fsmonitor", "core.pager", "diff.external", "core.sshCommand", "gpg.program"):
+    filters = ("filter.f.g.clean", "filter.f.g.smudge", "filter.long.process")
+    for setting in ("core.fsmonitor", "core.pager", "diff.external", "core.sshCommand", "gpg.program", *filters):
         repository.git("config", setting, str(program))
     repository.git("config", "log.showSignature", "true")
+    repository.git("config", "filter.long.required", "true")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    repository.write(job_py="2")
+    repository.write(job_py="2", other_py="2")
 
     with folder_snapshot(repository.folder) as made, revision_snapshot(repository.folder, "main") as at:
         assert made.digest != at.digest

@@ -160,6 +160,31 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
     await pool.close()
 
 
+async def test_a_job_whose_workflow_was_reset_goes_on(temporal: Client) -> None:
+    """A reset closes a run of the workflow; the newest run continues the same run of the job on the same machines."""
+    agent = FakeAgent(
+        describe=pb.DescribeReply(jobs=[pb.JobOnMachine(job="reset", run="r1")]), release=pb.ReleaseReply()
+    )
+    queue, pool = f"q-{uuid.uuid4().hex[:8]}", AgentClients()
+    async with (
+        serving([agent]) as machines,
+        Worker(temporal, task_queue=queue, workflows=list(WORKFLOWS), workflow_runner=sandbox()),
+    ):
+        state = JobState(spec=JobSpec(name="reset", script="/x.py"), machines=machines, generation=1, run="r1")
+        await over(temporal, "reset", queue, state)
+        handle = await temporal.start_workflow(JobWorkflow.run, state, id=job_workflow_id("reset"), task_queue=queue)
+        await handle.query(JobWorkflow.current_state)
+        cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
+        checked = 0
+        while checked < 3:
+            checked += len(begun := await cleanup.look())
+            await asyncio.gather(*begun)
+            await asyncio.sleep(0.05)
+        assert agent.asked("release") == []
+        await handle.terminate("by hand")
+    await pool.close()
+
+
 async def test_replays_of_a_job_that_is_over_are_ended_too(temporal: Client) -> None:
     jobs = [pb.JobOnMachine(job=name, run="r1") for name in ("gone~row-0", "gone~column-1", "gone-too", "other~row-0")]
     agent = FakeAgent(describe=pb.DescribeReply(jobs=jobs), release=pb.ReleaseReply())

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.agents.prepare_machines import PrepareMachines
     from activities.pool.requests import ReplaceMachines
     from everstep.decisions.act.evict.rules import waits_for_another
-    from everstep.model.eviction import EvictAnswer, Eviction, named
+    from everstep.model.eviction import STANDBY_UNFIT, EvictAnswer, Eviction, named
     from everstep.model.evidence import Evidence
     from everstep.model.machine import Machine
     from everstep.model.pool import Replaced, ReplaceRequest
@@ -29,8 +29,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.incident.stages.stop import refresh_evidence
     from workflows.start_activity import start_activity
 
-UNFIT = "standby-unfit"
-"""The rule and reason code of a standby that could not be made ready for the job."""
 PATIENCE = timedelta(seconds=30)
 """The job is parked if silent machines without a replacement do not answer within this time."""
 NONE_STAYS: Mapping[str, str] = MappingProxyType({})
@@ -244,9 +242,9 @@ async def _prepare(incident: Incident, machine: Machine, like: list[Machine]) ->
         await incident.unless_abandoned(start_activity(prepare))
     except ActivityError as error:
         why = f"it could not be made ready: {error.cause or error}"[:300]
-        answer = EvictAnswer(rule=UNFIT, machine=machine.name, yes=True, why=why, reason=UNFIT)
+        answer = EvictAnswer(rule=STANDBY_UNFIT, machine=machine.name, yes=True, why=why, reason=STANDBY_UNFIT)
         incident.state.evictions.record([answer])
-        return Eviction(machine=machine.name, rule=UNFIT, reason=UNFIT, why=why)
+        return Eviction(machine=machine.name, rule=STANDBY_UNFIT, reason=STANDBY_UNFIT, why=why)
     return None
 
 

@@ -16,7 +16,7 @@ from everstep.decisions.act.ladder.next_rung import NextRung
 from everstep.decisions.act.progress import is_same_fault, position_of
 from everstep.decisions.act.recover.doubt import Doubt
 from everstep.decisions.act.versions.next_version import VersionChange
-from everstep.decisions.blame.first_failure import short_exception
+from everstep.decisions.blame.first_failure import is_victim, short_exception
 from everstep.decisions.blame.service import failed_service
 from everstep.model.evidence import Evidence
 from everstep.model.incident import STILL_RUNNING, Failure, Symptom
@@ -131,14 +131,15 @@ class RestartRule:
     of_the_code: bool = False
     """The rule is not asked if another version of the code is launched, since it judges the failed version."""
     counts_failures: bool = False
-    """The rule is not asked for the first launch after a machine that failed a test left, since it counts failures that
-    this machine may have caused, and not while the job trains well in spite of its failures."""
+    """The rule is not asked for the first launch after a machine at fault left, since it counts failures that this
+    machine may have caused, and not while the job trains well in spite of its failures. Too many such machines are
+    stopped by the breaker."""
 
     def applies(self, facts: RestartFacts) -> bool:
         """Return whether the rule is asked."""
         overruled = facts.by_operator and not self.binds_operator
         other_code = facts.change is not None and self.of_the_code
-        excused = facts.failed_machine_left or facts.trains_well
+        excused = facts.failed_machine_left or facts.replaced or facts.trains_well
         return not (overruled or other_code or (excused and self.counts_failures))
 
 
@@ -233,8 +234,8 @@ def service_failed(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
 def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
     """Every rank raised the same exception before its first step: another launch cannot help.
 
-    Exceptions about a state that does not fit the script count as the same exception, although each rank names its own
-    tensors.
+    It may help if all of them only report that other ranks did not arrive. Exceptions about a state that does not fit
+    the script count as the same exception, although each rank names its own tensors.
     """
     own = [end for end in facts.evidence.exits if end.exception and not end.stopped_by_us]
     raised = [end.exception for end in own]
@@ -242,6 +243,8 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdic
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
     if not (raised and same and len({end.rank for end in own}) == facts.world_size) or stepped:
+        return None
+    if all(is_victim(end) for end in own):
         return None
     return _park(f"every rank raised {short_exception(raised[0])} before its first step: repair the script")
 
@@ -276,7 +279,11 @@ def _limit(
 def _at_one_position(facts: RestartFacts) -> int:
     """Return how often the job failed at the current position."""
     failure = facts.failure
-    return 1 + sum(is_same_fault(earlier, failure) or earlier.step == failure.step >= 0 for earlier in facts.history)
+    return 1 + sum(
+        is_same_fault(earlier, failure) or earlier.step == failure.step >= 0
+        for earlier in facts.history
+        if not earlier.explained
+    )
 
 
 def _restarts_after_the_ladder(facts: RestartFacts) -> int:
@@ -416,7 +423,7 @@ RULES: tuple[RestartRule, ...] = (
         "no-progress",
         _limit(
             "retry.max_failures_without_progress",
-            lambda facts: 1 + len(facts.history),
+            lambda facts: 1 + sum(not earlier.explained for earlier in facts.history),
             "The job failed too often without steady progress in between",
             "{count} failures without {steady.steady_steps} steps and {steady.steady_s:g} s of progress in between",
         ),
