@@ -178,7 +178,7 @@ async def test_a_real_server(temporal: Client) -> None:
         assert await latest.result() == EXPECTED
 
 
-def test_the_simulated_one() -> None:
+def test_a_simulated_server() -> None:
     def perform(call: ActivityCall) -> None:
         assert isinstance(call.request, Echo)
         text = call.request.text
@@ -209,7 +209,7 @@ def test_a_workflow_that_fails_stops_the_simulation_with_its_error() -> None:
         simulated.advance(lambda: False, 1.0)
 
 
-def test_time_moves_only_when_nothing_has_to_be_done_and_can_be_skipped() -> None:
+def test_simulated_time_moves_only_when_all_work_is_done_and_can_be_skipped() -> None:
     simulated = SimulatedTemporal((), (), lambda call: None, now_ns=0)
     happened: list[tuple[str, float]] = []
     simulated.at(2.0, lambda: happened.append(("later", simulated.now_s)))

@@ -81,7 +81,7 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
 
 
 @pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
-async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
+async def test_a_rank_that_takes_long_to_die_is_named_and_the_stop_is_repeated(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:
     first, second = [rank.pid for rank in (await job.entered()).ranks]
@@ -104,7 +104,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
 
 
 @pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
-async def test_an_end_is_told_while_the_rank_is_still_there(
+async def test_an_end_is_reported_while_the_process_still_exists(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:
     """It can take minutes until a killed rank with much memory no longer exists."""
@@ -135,7 +135,7 @@ async def test_an_end_is_told_while_the_rank_is_still_there(
     assert (first_told.id, second_told.generation) == (told.id, 2), "the first end was reported once"
 
 
-async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> None:
+async def test_an_exec_of_a_rank_is_no_end(agent: RunningAgent) -> None:
     """The kernel's notification about an exec is the same as about an end."""
     job = Job(agent, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo began; exec sleep 600'])", ranks=1)
     await job.prepare()
@@ -150,7 +150,7 @@ async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> N
     await job.release()
 
 
-async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
+async def test_activities_wait_for_dying_ranks_and_name_them(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
     pid = (await job.entered()).ranks[0].pid
     freezer.hold(pid)
     pool, said = AgentClients(), list[str]()

@@ -18,7 +18,7 @@ SCRIPT = "import everstep, sys, time; print(everstep.__file__, flush=True); time
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
-async def test_a_fork_server_of_other_code_is_used_no_more_once_its_ranks_are_gone(
+async def test_a_fork_server_of_another_release_is_replaced_when_its_ranks_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SHIPPED:

@@ -15,7 +15,7 @@ from tests.agent.agents import until
 from tests.agent.monitor.network.conftest import Ip
 
 
-async def test_each_alert_is_told_at_once(ip: Ip, tmp_path: Path) -> None:
+async def test_each_alert_is_reported_at_once(ip: Ip, tmp_path: Path) -> None:
     """The interval is so long that only what the kernel tells can be what is seen."""
     told: list[tuple[str, str]] = []
 

@@ -98,7 +98,7 @@ def test_a_job_may_finish_before_its_steps_are_seen() -> None:
     assert judged(*(replace(STEPPED, rank=rank, alive=False, finished=True) for rank in (0, 1))).ok
 
 
-def test_a_script_that_showed_no_step_yet_counts_as_running_after_a_while_and_not_as_confirmed() -> None:
+def test_a_script_that_never_showed_a_step_runs_unconfirmed_after_a_while() -> None:
     silent = replace(STARTED, attached=False)
     ranks = (silent, replace(silent, rank=1))
 
@@ -108,7 +108,7 @@ def test_a_script_that_showed_no_step_yet_counts_as_running_after_a_while_and_no
     assert judge(*ranks, showing=NOTHING, now_s=12, known_alive=True) is None, "then its steps are awaited"
 
 
-def test_a_script_that_showed_steps_before_is_not_confirmed_by_living() -> None:
+def test_a_script_that_showed_steps_before_is_confirmed_only_by_steps() -> None:
     """A script with a slow import lives for longer than ``confirm.alive_s``, and may then fail as it did before."""
     plain = replace(STARTED, attached=False)
 
@@ -136,7 +136,7 @@ def test_a_call_of_the_optimizer_is_a_step_of_a_script_that_did_not_join() -> No
     assert judged(plain, replace(plain, rank=1), showing=NOTHING).ok
 
 
-def test_a_rank_that_never_showed_a_step_only_has_to_live() -> None:
+def test_a_rank_that_never_showed_a_step_needs_only_to_live() -> None:
     stepping = replace(STARTED, attached=False, optimizer_steps=5)
     server = replace(STARTED, rank=1, attached=False)
     without_server = Showing(kind="calls", silent=[1])

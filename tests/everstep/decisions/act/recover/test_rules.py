@@ -217,7 +217,7 @@ def test_the_rules_that_an_operators_resume_does_not_overrule() -> None:
     assert binding == {"search-for-newer", "machine-silent", "newer-may-exist", "copies-out-of-reach", "resumed"}
 
 
-def test_the_rules_that_count_failures_are_of_the_code_and_every_rule_has_its_own_name() -> None:
+def test_rules_that_count_failures_are_about_code_and_names_are_unique() -> None:
     assert all(rule.of_the_code for rule in RULES if rule.counts_failures)
     assert len({rule.name for rule in RULES}) == len(RULES)
 
@@ -255,7 +255,7 @@ anything = st.builds(
 
 
 @given(anything)
-def test_every_verdict_names_its_rule_and_only_silence_is_awaited(known: RestartFacts) -> None:
+def test_every_verdict_has_a_rule_and_only_silent_machines_are_awaited(known: RestartFacts) -> None:
     verdict = decide(known, POLICY)
     rule = next(rule for rule in RULES if rule.name == verdict.rule)
     assert rule.applies(known) and verdict.text
