@@ -60,18 +60,18 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 
 @pytest.mark.parametrize("item", ["eth0", "eth1"])
-def test_the_second_outage_within_five_minutes_evicts_whichever_port_it_is(job: Running, item: str) -> None:
+def test_the_second_outage_within_five_minutes_evicts_for_any_port(job: Running, item: str) -> None:
     assert job.hears(DOWN, 0) == (True, False)
     assert job.hears(DOWN, 120, item) == (True, True)
 
 
-def test_flaps_of_two_ports_are_heard(job: Running) -> None:
+def test_flaps_of_two_ports_count_together(job: Running) -> None:
     assert job.hears(FLAP, 0) == (False, False), "one flap opens no incident"
     assert job.hears(FLAP, 120, "eth1") == (True, True)
 
 
 @pytest.mark.parametrize("again_s", [0, 10, 400])
-def test_an_alert_that_is_repeated_or_comes_much_later_evicts_nobody(job: Running, again_s: float) -> None:
+def test_a_repeated_or_much_later_alert_evicts_no_machine(job: Running, again_s: float) -> None:
     job.hears(DOWN, 0)
 
     assert job.hears(DOWN, again_s) == (False, False), "a fault of the same part is recorded once in an hour"

@@ -79,7 +79,7 @@ async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("close", [terminate, cancel])
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "confirm"])
-async def test_the_job_waits_for_an_operator_with_everything_kept(jobs: Any, stage: str, close: Close) -> None:
+async def test_the_job_waits_for_an_operator_and_keeps_its_copies(jobs: Any, stage: str, close: Close) -> None:
     job, incident = await reach(jobs, stage)
     await close(incident)
     jobs.cluster.blocked.clear()
@@ -106,7 +106,7 @@ async def test_the_job_waits_for_an_operator_with_everything_kept(jobs: Any, sta
 
 
 @pytest.mark.parametrize("close", [terminate, cancel])
-async def test_ranks_that_were_launched_go_on_when_their_incident_is_closed(jobs: Any, close: Close) -> None:
+async def test_launched_ranks_continue_after_their_incident_was_closed(jobs: Any, close: Close) -> None:
     job, incident = await reach(jobs, "confirm")
     await close(incident)
     await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
@@ -171,7 +171,7 @@ async def test_an_incident_that_is_cancelled_while_it_tells_its_job_something_en
     await job.result()
 
 
-async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_fault_of_their_own(jobs: Any) -> None:
+async def test_ranks_that_do_not_step_after_a_closed_incident_open_another_one(jobs: Any) -> None:
     def hung(given: Any) -> Confirmation:
         return failing_first(given).model_copy(update={"timed_out": True, "reason": "no step"})
 
@@ -189,7 +189,7 @@ async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_faul
     await job.result()
 
 
-async def test_incidents_that_are_closed_again_and_again_come_ever_more_slowly_and_give_nothing_back(jobs: Any) -> None:
+async def test_repeatedly_closed_incidents_are_opened_more_and_more_slowly(jobs: Any) -> None:
     job, incident = await reach(jobs, "stop")
     for number in range(1, 5):
         incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), number))
@@ -206,7 +206,7 @@ async def test_incidents_that_are_closed_again_and_again_come_ever_more_slowly_a
     assert [call for call in jobs.cluster.calls if call.startswith("launch")] == ["launch 1 from -1"]
 
 
-async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_order(jobs: Any) -> None:
+async def test_a_job_can_be_cancelled_after_its_incident_was_closed(jobs: Any) -> None:
     job, incident = await reach(jobs, "parked")
     await incident.terminate()
     await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
@@ -217,9 +217,7 @@ async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_ord
 
 
 @pytest.mark.parametrize("close", [terminate, cancel])
-async def test_a_job_that_is_cancelled_at_the_moment_in_which_its_incident_ends_is_stopped(
-    temporal: Client, close: Close
-) -> None:
+async def test_a_job_that_is_cancelled_together_with_its_incident_is_stopped(temporal: Client, close: Close) -> None:
     """Both come with one workflow task, as after a batch operation of the Web UI while no worker is up."""
     cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
 
@@ -242,7 +240,7 @@ async def test_a_job_that_is_cancelled_at_the_moment_in_which_its_incident_ends_
     assert cluster.calls[-1] == "release"
 
 
-async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> None:
+async def test_an_emptied_machine_is_remembered_after_its_incident_was_closed(jobs: Any) -> None:
     """A machine that came back empty says so once."""
     told = ["m1"]
 
@@ -263,7 +261,7 @@ async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> 
     await job.result()
 
 
-async def test_a_deleted_incident_costs_numbers_and_nothing_else(jobs: Any) -> None:
+async def test_a_deleted_incident_is_read_as_unknown(jobs: Any) -> None:
     left = await read_closed(jobs.client, "incident/no-such/0001")
 
     assert (left.known, left.launches) == (False, [])

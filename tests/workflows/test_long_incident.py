@@ -88,7 +88,7 @@ async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) 
     assert (await job.result()).outcome == "finished"
 
 
-async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(jobs: Any) -> None:
+async def test_reattempts_are_counted_on_after_a_continue_as_new(jobs: Any) -> None:
     jobs.cluster.confirmation = failing
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
     job = await jobs.start(
@@ -104,7 +104,7 @@ async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(j
     assert jobs.cluster.calls[-1] == "stop 13"
 
 
-async def test_of_an_incident_that_continued_as_new_all_launches_are_known_when_it_is_closed(jobs: Any) -> None:
+async def test_all_launches_of_a_closed_incident_that_continued_as_new_are_known(jobs: Any) -> None:
     job, incident = await resumed_again_and_again(jobs, 4)
     assert len(await runs_of(jobs, incident)) > 1
     await incident.terminate()

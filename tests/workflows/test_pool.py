@@ -231,7 +231,7 @@ async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Poole
     assert (await pooled.places())["m0"] == "active bert"
 
 
-async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Pooled) -> None:
+async def test_a_new_pool_finds_out_where_jobs_run(pooled: Pooled) -> None:
     """The agents name the job: Temporal's list of what runs has it some time later."""
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     for number in (0, 1):
@@ -282,7 +282,7 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     assert one.why == "xid-79: GPU 3 is lost"
 
 
-async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(pooled: Pooled) -> None:
+async def test_a_job_that_lacks_machines_gets_newly_provisioned_ones(pooled: Pooled) -> None:
     pooled.at_most = COUNT + 2
     pooled.agents[5].answer(describe=AgentUnreachable("it starts"))
     pooled.scripted.evidence = gone("m1", "m2")
@@ -301,7 +301,7 @@ async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(
     await until(lambda: pooled.grown[-1] == COUNT + 2)  # and then a standby again
 
 
-async def test_a_cluster_that_gives_no_machines_is_asked_again_and_said_so(pooled: Pooled) -> None:
+async def test_a_cluster_that_refuses_machines_is_reported_and_asked_again(pooled: Pooled) -> None:
     pooled.at_most, pooled.refuses = COUNT + 1, "no quota is left"
     pooled.scripted.evidence = gone("m1", "m2")
     job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silence={"evict_s": 0.0}, evict={"at_least": 2}))
@@ -325,7 +325,7 @@ NOT_WARM = pb.DescribeReply(machine="m4", warm=pb.WarmForkServer(problem="No mod
     ("described", "fault"),
     [(AgentUnreachable("no power"), "does not answer"), (NOT_WARM, "no fork server is ready: No module named")],
 )
-async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, described: Any, fault: str) -> None:
+async def test_a_machine_that_is_not_ready_replaces_none(pooled: Pooled, described: Any, fault: str) -> None:
     pooled.agents[4].answer(describe=described)
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
@@ -335,7 +335,7 @@ async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, descri
     assert answer.machines["m1"].name == "m3"
 
 
-async def test_operators_keep_machines_away_and_let_them_come_back(pooled: Pooled) -> None:
+async def test_operators_take_machines_out_of_use_and_release_them(pooled: Pooled) -> None:
     await pooled.until_at("m4", "standby")
     assert await pooled.move("evict", "m0") == "m0 is cordoned"
     refused = await (await pooled.start("gpt", 0)).result()
@@ -360,7 +360,7 @@ async def test_a_machine_that_an_operator_takes_out_leaves_its_job(pooled: Poole
     assert (await pooled.places())["m4"] == "active gpt"
 
 
-async def test_the_pool_goes_on_when_its_history_becomes_long(pooled: Pooled) -> None:
+async def test_the_pool_continues_as_new_when_its_history_is_long(pooled: Pooled) -> None:
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     first = (await pooled.handle.describe()).run_id
     request = LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines)
@@ -370,7 +370,7 @@ async def test_the_pool_goes_on_when_its_history_becomes_long(pooled: Pooled) ->
     assert (await pooled.handle.describe()).status is WorkflowExecutionStatus.RUNNING
 
 
-async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
+async def test_the_page_shows_the_job_of_each_machine(pooled: Pooled) -> None:
     await pooled.running(await pooled.start("gpt", 0, 1))
     await pooled.move("evict", "m2")
     found: WorkflowMetadata = await pooled.handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
@@ -380,7 +380,7 @@ async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
     assert page.index("m2") < page.index("m0"), "who is out of use comes first"
 
 
-async def test_idle_machines_get_the_code_that_jobs_run_once_and_it_is_tried_there(pooled: Pooled) -> None:
+async def test_the_code_of_jobs_is_sent_to_idle_machines_once_and_tried_there(pooled: Pooled) -> None:
     code, tried = "ab" * 32, list[str]()
 
     def answers(number: int, reply: Any) -> None:

@@ -24,7 +24,7 @@ ENDS = {Stage.OPEN, Stage.ACCEPTED, Stage.NOT_CONFIRMED, Stage.ABANDONED, Stage.
 """Stages in which nothing is done that a history could show."""
 
 
-def test_a_few_histories_show_each_workflow_and_each_stage() -> None:
+def test_the_histories_have_each_workflow_and_each_stage() -> None:
     begun = [load(path).events[0].workflow_execution_started_event_attributes for path in HISTORIES]
     shown = {
         json.loads(event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields[key].data)
@@ -88,7 +88,7 @@ def test_no_patch_is_older_than_the_release_before_the_newest() -> None:
         assert outdated(path.read_text(), known) == [], path
 
 
-def test_a_patch_without_a_release_or_of_an_old_one_is_found() -> None:
+def test_a_patch_without_a_release_or_of_an_old_release_is_found() -> None:
     known = ["0.3.0", "0.2.0", "0.1.0"]
     for good in ('workflow.patched("0.3.0 the job is told")', 'workflow.patched(\n    "0.2.0 the job is told"\n)'):
         assert outdated(good, known) == []

@@ -55,7 +55,7 @@ async def steps_again(jobs: Any, handle: Any) -> Any:
 
 
 @pytest.mark.history("incident-hung")
-async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any) -> None:
+async def test_the_named_machine_leaves_before_the_next_launch(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m1")))
 
@@ -76,7 +76,7 @@ async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any
     assert report.headline.endswith(f"rank 1 on m1 ended by SIGKILL: {REASON}")
 
 
-async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
+async def test_over_eviction_is_reported_as_over_eviction(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m0", "m1", conclusion="over-evicts")))
     assert sorted(machine.name for machine in state.machines) == ["m2", "m3"]
@@ -102,7 +102,7 @@ def fails(given: TraceRanks) -> HangResult:
     [named(conclusion="not a machine"), named(conclusion="nothing known"), fails],
     ids=["script", "?", "fails"],
 )
-async def test_without_a_machine_the_job_is_tried_again_as_it_is(
+async def test_without_a_named_machine_the_job_is_launched_again_as_it_is(
     jobs: Any, traced: Callable[[TraceRanks], HangResult]
 ) -> None:
     jobs.cluster.standbys = list(STANDBYS)
@@ -120,7 +120,7 @@ async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
 
 
 @pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.HANG, 0.0)])
-async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
+async def test_a_crash_is_not_traced_and_tracing_can_be_turned_off(jobs: Any, symptom: Symptom, trace_s: float) -> None:
     jobs.cluster.traced = named("m1")
     handle = await jobs.running(hang={"trace_s": trace_s})
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
@@ -128,7 +128,7 @@ async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None
     assert "trace 1" not in jobs.cluster.calls
 
 
-async def test_what_was_seen_of_one_generation_says_nothing_of_the_next(jobs: Any) -> None:
+async def test_samples_of_another_generation_evict_no_machine(jobs: Any) -> None:
     """The reattempt fails too: nobody looked at its ranks, and nobody leaves for them."""
     jobs.cluster.standbys = list(STANDBYS)
     handle = await hung(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))

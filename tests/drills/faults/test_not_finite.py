@@ -71,9 +71,7 @@ ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
         (report(SHARED, resume_step=5), EVERYWHERE, "the job resumed from step 5"),
     ],
 )
-def test_the_judge_names_what_is_wrong_with_an_incident(
-    one: IncidentReport, bad_from: dict[int, int], says: str
-) -> None:
+def test_each_problem_of_an_incident_is_named(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:
     found = wrong(one, bad_from)
     assert len(found) == bool(says) and all(says in text for text in found)
 

@@ -26,7 +26,7 @@ def cuda() -> RecordingCuda:
     return RecordingCuda()
 
 
-def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: RecordingCuda) -> None:
+def test_copies_wait_for_the_step_and_later_work_waits_for_the_copies(cuda: RecordingCuda) -> None:
     encoded = encode({"a": torch.arange(5.0), "b": torch.ones(3, 4).T})
     room = ctypes.create_string_buffer(encoded.layout.total_bytes)
     copier = DeviceCopier(cuda, GPU)
@@ -38,7 +38,7 @@ def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: Recordi
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
 
 
-def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) -> None:
+def test_a_piece_is_pinned_once_and_again_after_it_grew(cuda: RecordingCuda) -> None:
     memory = PinnedMemory(cuda, GPU)
     memory.pin(64, 1000)
     memory.pin(4096, 1000)
@@ -51,7 +51,7 @@ def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) 
     assert cuda.log == ["pin", "pin", "unpin", "pin", "unpin", "unpin"]
 
 
-def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
+def test_memory_that_cannot_be_pinned_leads_to_a_warning(cuda: RecordingCuda) -> None:
     cuda.refuses = 2
     memory = PinnedMemory(cuda, GPU)
     with pytest.warns(RuntimeWarning, match=r"cannot pin 3 MB of the checkpoint file \(error 2\)"):
@@ -63,7 +63,7 @@ def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
     cuda.launch()  # the failed pinning left no error in this thread
 
 
-def test_what_pinning_raises_is_raised_where_it_was_asked_for(cuda: RecordingCuda) -> None:
+def test_an_error_of_pinning_is_raised_in_the_caller(cuda: RecordingCuda) -> None:
     def unknown(device: torch.device) -> None:
         raise RuntimeError(f"no {device}")
 

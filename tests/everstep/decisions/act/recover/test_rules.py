@@ -304,6 +304,6 @@ def test_a_job_that_trains_well_is_not_parked_for_its_number_of_failures() -> No
     assert decide(facts(history=history, trains_well=True), POLICY).rule == "try-again"
 
 
-def test_a_job_is_not_launched_beside_ranks_that_are_not_gone() -> None:
+def test_a_job_is_not_launched_beside_dying_ranks() -> None:
     dying = Evidence(generation=1, dying={"m1": "rank 3 (pid 4711, state D) has been dying for 40 s"})
     assert decide(facts(evidence=dying), POLICY).rule == "machine-silent"
