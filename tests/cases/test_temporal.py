@@ -58,7 +58,7 @@ class Child:
 
 @workflow.defn(name="Parent in a test")
 class Parent:
-    """Uses everything that the product's workflows use of Temporal."""
+    """Uses all features of Temporal that the product's workflows use."""
 
     def __init__(self) -> None:
         self.seen_words: list[str] = []
@@ -102,7 +102,7 @@ class Parent:
         found.append(await child)
         try:
             await workflow.get_external_workflow_handle("nobody").signal("seen", "x")
-        except Exception:  # the two servers word it differently
+        except Exception:  # the two servers have different messages
             found.append("no such workflow")
         return [*found, *self.seen_words]
 
@@ -135,7 +135,7 @@ class Parent:
 
 @workflow.defn(name="Broken in a test")
 class Broken:
-    """Fails."""
+    """A workflow that fails."""
 
     @workflow.run
     async def run(self) -> None:

@@ -75,7 +75,7 @@ def test_the_last_report_of_a_silent_machine_counts_as_old() -> None:
         ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 91 * S, "step_s": 0.1}], [], None),  # rank 1 steps
         ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 80 * S}], [], None),  # rank 1 may be in its first step
         ([{"stepped_ns": 80 * S, "step_s": 1.9}], [], 80),
-        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # the steps are as long as that
+        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # 20 s are no long pause for such steps
         ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 0}], [], 80),
         ([{"stepped_ns": 80 * S, "step_s": 0.1, "finished": True}], [], None),  # the rank has no step left
         ([{"stepped_ns": 80 * S, "step_s": 0.1, "alive": False}], [], 80),

@@ -1,4 +1,4 @@
-"""Real jobs that end, hang or fail in ways that are easily confused with others."""
+"""Real jobs that end, hang or fail in ways that are easily confused."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
             if state.status == "parked":
                 await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
             await cluster.control.result(name)
-        # The status from before the job was abandoned, and everything else from after that.
+        # The status is from before the job was abandoned; everything else is from after that.
         return (await cluster.control.state(name)).model_copy(update={"status": state.status})
 
     return until_over

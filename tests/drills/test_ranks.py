@@ -119,7 +119,7 @@ async def test_an_operator_can_resume_a_parked_job(cluster: DrillCluster) -> Non
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test has that rung
+    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test covers this rung
     spec = spec.model_copy(update={"policy": spec.policy.changed(untested)})
     given = planned(request, spec, plan, cluster)
     given.write()

@@ -220,7 +220,7 @@ def test_the_reason_why_a_fault_could_not_be_injected_is_named() -> None:
 
 def test_ranks_without_a_copied_state_were_restored_from_their_own_memory() -> None:
     moved = [
-        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of an earlier choice, which failed
+        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # an earlier choice, which failed
         CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
         CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]

@@ -30,7 +30,7 @@ WentOn = Callable[..., None]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, large enough for a job of ten machines, and for three that replace others."""
+    """One cluster, which is large enough for a job of ten machines and three replacements."""
     shared = Clusters(machines=11, standbys=2)
     yield shared
     assert await shared.close() == []
@@ -112,7 +112,7 @@ async def test_with_an_empty_pool_the_job_gets_the_first_new_machine(drill: Dril
 async def test_the_control_plane_dies_while_a_machine_is_replaced(
     drill: DrillOf, part: str, moment: str, stage: str
 ) -> None:
-    """The first job failed; the ranks of the second job step until their machine is replaced."""
+    """In the first drill the machine is lost. In the second drill it has a fault, and its ranks step meanwhile."""
     strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
     on_others(await drill(part, during="gpu-lost", **(strike | STEPPING)), "m1")

@@ -1,4 +1,4 @@
-"""What a running job does with network alerts: it remembers each, and evicts the machine at the second."""
+"""A running job remembers each network alert, and evicts a machine at its second alert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Running:
         self.faults = ObservedFaults(self.state, incidents)
 
     def hears(self, alert: tuple[str, Health], at_s: float, item: str = "eth0") -> tuple[bool, bool]:
-        """Whether an incident is opened for an alert that begins then, and whether the machine leaves."""
+        """Return whether an alert that begins at ``at_s`` opens an incident, and whether its machine leaves."""
         began_ns = BEGAN_NS + round(at_s * 1e9)
         self.now_ns = began_ns + 2 * 10**9
         reason, verdict = alert

@@ -1,4 +1,4 @@
-"""Incidents that are cancelled or terminated from outside, at each stage: the job keeps its copies."""
+"""Incidents are cancelled or terminated from outside, at each stage, and the job keeps its copies."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ STAGES = {
     "backoff": set[str](),
     "parked": set[str](),
 }
-"""Stage → what does not come to an end while the incident is closed."""
+"""Stage → the calls that do not return until the incident is closed."""
 
 
 async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
-    """A job whose first incident is at a stage, and that incident."""
+    """Return a job whose first incident is at a stage, and this incident."""
     policy: dict[str, Any] = {}
     if stage == "backoff":
         jobs.cluster.confirmation = failing_first
@@ -124,16 +124,17 @@ async def test_launched_ranks_continue_after_their_incident_was_closed(jobs: Any
 
 
 def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
-    """A history in which the incident is cancelled while its signal to the job is under way.
+    """Return a history in which the incident is cancelled while its signal to the job is under way.
 
-    Made of one in which it was cancelled later: Temporal answers such a signal within milliseconds.
+    It is made from a history in which the incident was cancelled later, since Temporal answers a signal within
+    milliseconds.
     """
     told = history.to_json_dict()
     events = told["events"]
     kinds = [event["eventType"].removeprefix("EVENT_TYPE_") for event in events]
     sent = len(kinds) - 1 - kinds[::-1].index("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED")
     ended = kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED")
-    # What is left out of an activity must not go on behind it.
+    # Activities that began in the part that is left out must not end after this part.
     last = [event for event, kind in zip(events[ended:], kinds[ended:], strict=True) if "ACTIVITY" not in kind]
     told["events"] = [*events[: sent + 1], *last]
     new = {event["eventId"]: str(at) for at, event in enumerate(told["events"], start=1)}
@@ -145,11 +146,11 @@ def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
 
 
 def quiet(history: WorkflowHistory) -> bool:
-    """Whether nothing of it is under way: half of it would be left out."""
+    """Return whether no task, activity or signal is under way, since a part of it would then be left out."""
     kinds = Counter(event["eventType"].removeprefix("EVENT_TYPE_") for event in history.to_json_dict()["events"])
     sent = kinds["SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED"]
     return (
-        # One that timed out was done again: on a busy computer the SDK may drop a task with the run that it evicts.
+        # A task that timed out was repeated: on a busy computer the SDK may drop a task with the run that it evicts.
         kinds["WORKFLOW_TASK_SCHEDULED"] == sum(kinds[f"WORKFLOW_TASK_{how}"] for how in ("COMPLETED", "TIMED_OUT"))
         and kinds["ACTIVITY_TASK_SCHEDULED"] == kinds["ACTIVITY_TASK_COMPLETED"]
         and kinds["TIMER_STARTED"] > kinds["TIMER_FIRED"] + kinds["TIMER_CANCELED"]
@@ -218,7 +219,7 @@ async def test_a_job_can_be_cancelled_after_its_incident_was_closed(jobs: Any) -
 
 @pytest.mark.parametrize("close", [terminate, cancel])
 async def test_a_job_that_is_cancelled_together_with_its_incident_is_stopped(temporal: Client, close: Close) -> None:
-    """Both come with one workflow task, as after a batch operation of the Web UI while no worker is up."""
+    """One workflow task has both events, as after a batch operation of the Web UI while no worker runs."""
     cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
 
     def worker() -> Worker:
@@ -241,7 +242,7 @@ async def test_a_job_that_is_cancelled_together_with_its_incident_is_stopped(tem
 
 
 async def test_an_emptied_machine_is_remembered_after_its_incident_was_closed(jobs: Any) -> None:
-    """A machine that came back empty says so once."""
+    """A machine that came back empty reports this only once."""
     told = ["m1"]
 
     def evidence(given: Any) -> Evidence:

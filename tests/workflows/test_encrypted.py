@@ -1,4 +1,4 @@
-"""A job whose worker has a key: all that Temporal stores is encrypted, errors too."""
+"""If the worker has a key, all data of a job that Temporal stores are encrypted, including errors."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def test_a_job_continues_from_the_requested_step(jobs: Any) -> None:
 
 
 async def test_a_job_names_its_run_in_every_command_and_uses_copies_of_its_origin(jobs: Any) -> None:
-    """The first generation fails at once, and what both runs have of its step goes together."""
+    """The first generation fails at once. The job then restores its step from copies of both runs."""
     earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
     memory = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
     jobs.cluster.found = found(*earlier, *memory)
@@ -88,7 +88,7 @@ async def test_a_step_that_was_saved_with_other_sizes_is_refused(jobs: Any) -> N
 
 
 async def test_later_steps_of_an_earlier_run_are_never_restored(jobs: Any) -> None:
-    """The first generation fails at once: what is on disk beyond the step asked for is of another line."""
+    """The first generation fails at once. Steps on disk beyond the requested step are of the earlier run only."""
     jobs.cluster.found = found(*on_disks(100, 120, 140))
     jobs.cluster.used = NumbersUsed(generations=3)
     jobs.cluster.evidence = lambda given: Evidence(

@@ -1,4 +1,4 @@
-"""An incident replays its job, on a real server; workflows are executed from the start at each task."""
+"""An incident replays its job. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 
 def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
-    """Each group with the machine fails."""
+    """Answer that each group with the machine crashes."""
 
     def run(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given)
@@ -41,7 +41,7 @@ def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
 
 
 def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart steps while one of these machines is in the job."""
+    """Answer that no restart makes a step while one of these machines is in the job."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         there = any(machine.name in evicted for machine in given.job.machines)
@@ -54,7 +54,7 @@ def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 async def struck(jobs: Jobs, **policy: Any) -> Any:
-    """A job that was seen to step, fails, and whose machines pass all tests."""
+    """Return a job that made steps and then failed, and whose machines pass all tests."""
     jobs.cluster.confirmation = in_vain("m1")
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running" and state.showing.kind == "steps")
@@ -63,7 +63,7 @@ async def struck(jobs: Jobs, **policy: Any) -> Any:
 
 
 async def replaying(jobs: Jobs, handle: Any, *, times: int = 1) -> JobState:
-    """Wait until the job is replayed, or so many times; what a group does shows in no history of the job."""
+    """Wait until row 0 was started ``times`` times in the replay; the job's history does not show what groups do."""
     state = await jobs.until(handle, lambda state: bool(state.incidents) and state.incidents[-1].stage == "replay")
     deadline = time.monotonic() + 60.0
     while jobs.cluster.calls.count("replay row 0") < times:
@@ -139,7 +139,7 @@ async def test_an_abandoned_incident_ends_its_replay(jobs: Jobs) -> None:
 
 
 async def test_an_abandoned_replay_in_a_later_run_returns_its_result(jobs: Jobs) -> None:
-    """Each repeat is a run of its own, and the incident goes by the workflow's id."""
+    """Each repeat is a separate run of the replay's workflow, and the incident refers to the workflow's id."""
 
     def group(given: ReplayOnGroup) -> GroupRun:
         if (given.group, given.repeat) == ("column 1", 1):

@@ -1,4 +1,4 @@
-"""An incident climbs the ladder, on a real server, executed from the start at each task."""
+"""An incident climbs the ladder. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHO = {"operator": "ada"}
 
 
 def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """The first restarts do not step."""
+    """Answer that the first ``times`` restarts make no step."""
     left: Iterator[int] = iter(range(times))
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
@@ -40,7 +40,7 @@ def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines], Diagnosis]:
-    """One machine computes wrongly, or, where it is not sure, is slow."""
+    """Answer that one machine computes wrongly; ``sure``: whether this is sure."""
     finding = Finding(inspection="bitwise", reason="other-bits", text="other bits than 3 of 4 machines", sure=sure)
 
     def diagnosis(given: DiagnoseMachines) -> Diagnosis:
@@ -69,7 +69,7 @@ def tried(report: IncidentReport) -> list[Rung]:
 
 
 def stood(given: StopRanks) -> Evidence:
-    """No rank ended by itself."""
+    """Answer that no rank ended by itself."""
     ends = [end.model_copy(update={"stopped_by_us": True}) for end in exits(20)]
     return Evidence(generation=given.generation, exits=ends, held=held(20))
 
@@ -157,7 +157,7 @@ async def test_a_link_that_fails_two_tests_evicts_the_later_of_its_machines(
 
 async def test_an_unsure_fault_is_tested_twice(jobs: Jobs) -> None:
     answers = [other_bits("m1", sure=False), other_bits("m0", sure=False)]
-    jobs.cluster.diagnosis = lambda given: answers.pop(0)(given)  # noqa: PLW0108 - each time the next one
+    jobs.cluster.diagnosis = lambda given: answers.pop(0)(given)  # noqa: PLW0108 - each call takes the next answer
     jobs.cluster.evidence, jobs.cluster.standbys = stood, list(STANDBYS)
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
@@ -209,7 +209,7 @@ async def test_an_operators_resume_skips_the_rung(jobs: Jobs) -> None:
     assert report.resolution == "resumed by operator" and jobs.cluster.diagnoses == []
 
 
-# Code that ran well for long, and does not any more.
+# Code that ran well for a long time, and then fails.
 
 SECOND = {
     "versions": [
@@ -234,7 +234,7 @@ async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmSteps], C
 
 
 def fails_with(*versions: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart of these versions steps."""
+    """Answer that no restart of these versions makes a step."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         ok = given.job.spec.version not in versions
@@ -268,7 +268,7 @@ async def test_rolled_back_code_is_cleared_if_the_job_fails_without_it_too(jobs:
 
 
 def crashed(machine: str, step: int) -> Callable[[StopRanks], Evidence]:
-    """The rank of a machine was killed there."""
+    """Answer that the rank of a machine was killed at a step."""
 
     def evidence(given: StopRanks) -> Evidence:
         ends = [
@@ -296,7 +296,7 @@ async def test_an_unsolved_fault_climbs_the_ladder_at_any_machine_and_step(
 
 
 async def test_attempts_for_an_explained_failure_are_not_remembered(jobs: Jobs) -> None:
-    """A machine came back empty: what was done about it says nothing of the next failure."""
+    """A machine came back empty. The attempts for this failure do not count for the next failure."""
 
     def emptied(given: StopRanks) -> Evidence:
         return crashed("m1", 20)(given).model_copy(update={"emptied": ["m1"]})

@@ -1,4 +1,4 @@
-"""An incident that is resumed many times: its history stays short, and its state is kept."""
+"""An incident is resumed many times. Its history stays short, and its state is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
 SUGGESTED = 100
-"""Events after which the server of the tests suggests to continue as new."""
+"""The number of events after which the server of the tests suggests to continue as new."""
 RESUMES = 6
 
 
@@ -49,7 +49,7 @@ async def resumed_again_and_again(jobs: Any, resumes: int) -> tuple[Any, Any]:
 
 
 async def runs_of(jobs: Any, incident: WorkflowHandle[Any, Any]) -> list[WorkflowHistory]:
-    """The histories of all runs of an incident, the newest first."""
+    """Return the histories of all runs of an incident, the newest first."""
     found, run = [], (await incident.describe()).run_id
     while run:
         history = await jobs.client.get_workflow_handle(incident.id, run_id=run).fetch_history()
@@ -125,7 +125,7 @@ async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any
 
 
 async def test_an_incident_that_continued_as_new_while_parked_reports_the_xid_of_its_first_stop(jobs: Any) -> None:
-    """The inspection does not report it any more: the machine was looked at again, and the Xid is of before that."""
+    """Later stops do not report the Xid, since the machine was inspected again after it."""
     xid = Finding(inspection="kernel-log", reason="xid-79", item="GPU 0", text="it fell off the bus", sure=False)
     seen = MachineFinding(machine="m1", finding=xid.model_copy(update={"since_ns": time.time_ns()}))
 

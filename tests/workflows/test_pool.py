@@ -61,7 +61,7 @@ COUNT = 5
 
 @dataclass
 class Pooled:
-    """A cluster of five machines, the last one a standby, its pool, and a worker that caches nothing."""
+    """A cluster of five machines, the last of which is a standby, with its pool and a worker that caches nothing."""
 
     client: Client
     queue: str
@@ -69,12 +69,12 @@ class Pooled:
     agents: list[FakeAgent]
     scripted: ScriptedCluster
     count: int = COUNT
-    """So many of the machines are in the list."""
+    """The number of machines in the cluster's list."""
     at_most: int = 0
     grown: list[int] = field(default_factory=list)
-    """What the cluster was asked for."""
+    """The numbers of machines that the cluster was asked for."""
     refuses: str = ""
-    """What the cluster says instead of giving machines."""
+    """The reason with which the cluster refuses more machines; empty: it provides them."""
 
     def listing(self) -> Listing:
         return Listing(self.machines[: self.count], 1, self.at_most)
@@ -92,7 +92,7 @@ class Pooled:
     async def start(
         self, name: str, *numbers: int, policy: RecoveryPolicy | None = None, code: str = ""
     ) -> WorkflowHandle[JobWorkflow, Any]:
-        """A job on these machines; ``code``: of its snapshot."""
+        """Start a job on these machines; ``code``: the digest of its snapshot."""
         name = f"{name}-{self.queue}"
         return await self.client.start_workflow(
             JobWorkflow.run,
@@ -115,7 +115,7 @@ class Pooled:
         return state
 
     async def until(self, handle: WorkflowHandle[Any, Any], ok: Callable[[Any], bool]) -> Any:
-        """Wait until a job's state, or the pool's, is as wanted; the test's time-out bounds it."""
+        """Wait until the state of a job or of the pool is as wanted. Only the test's time-out limits the wait."""
         kind = PoolState if handle.id.startswith("pool/") else JobState
         return await asked(handle, "state", ok, kind)
 
@@ -232,7 +232,7 @@ async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Poole
 
 
 async def test_a_new_pool_finds_out_where_jobs_run(pooled: Pooled) -> None:
-    """The agents name the job: Temporal's list of what runs has it some time later."""
+    """The pool learns of the job from agents, since Temporal lists a running workflow only some time later."""
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     for number in (0, 1):
         here = pb.JobOnMachine(job=state.spec.name, run=state.run, generation=1)
@@ -259,7 +259,7 @@ def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> Rep
 
 @pytest.mark.history("pool")
 async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
-    """Before that, the incident has to stop the ranks itself: their own memory is what they go on from."""
+    """Until then its memory is kept: the incident stops the ranks, which then resume from their own memory."""
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     left = pb.JobOnMachine(job=state.spec.name, run=state.run)
@@ -274,7 +274,7 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     await until(lambda: len(pooled.agents[1].asked("describe")) > looks)
     assert not pooled.agents[1].asked("release"), "its ranks may step there"
 
-    await job.signal("incident_machines", args=[1, []])  # not its incident: says nothing
+    await job.signal("incident_machines", args=[1, []])  # the job has no incident 1, so it ignores this
     await job.terminate("by hand")
     await pooled.move("evict", "m3")
     await until(lambda: bool(pooled.agents[1].asked("release")))
@@ -298,7 +298,7 @@ async def test_a_job_that_lacks_machines_gets_newly_provisioned_ones(pooled: Poo
     state = await pooled.until(job, lambda state: state.generation == 2 and state.status == "running")
     assert {machine.name for machine in state.machines} == {"m0", "m3", "m4", "m5"}
     assert pooled.grown[0] == COUNT + 1, "no more than it lacked"
-    await until(lambda: pooled.grown[-1] == COUNT + 2)  # and then a standby again
+    await until(lambda: pooled.grown[-1] == COUNT + 2)  # then the cluster is asked for a standby, too
 
 
 async def test_a_cluster_that_refuses_machines_is_reported_and_asked_again(pooled: Pooled) -> None:
@@ -307,7 +307,7 @@ async def test_a_cluster_that_refuses_machines_is_reported_and_asked_again(poole
     job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silence={"evict_s": 0.0}, evict={"at_least": 2}))
     await pooled.running(job)
     await job.execute_update("report", anomaly())
-    await until(lambda: len(pooled.grown) >= 2)  # refused, and asked again
+    await until(lambda: len(pooled.grown) >= 2)  # the cluster refused, and was asked again
     assert set(pooled.grown) == {COUNT + 1}
     state = await pooled.until(pooled.handle, lambda state: "no quota" in state.provisioned)
     assert state.provisioned == "the cluster was asked for 6 machines: ClusterError: no quota is left"
@@ -396,7 +396,7 @@ async def test_the_code_of_jobs_is_sent_to_idle_machines_once_and_tried_there(po
     answers(4, pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=text))
     job = await pooled.start("gpt", 0, 1, code=code)
     state = await pooled.running(job)
-    await pooled.move("evict", "m3")  # which has the pool look
+    await pooled.move("evict", "m3")  # this makes the pool poll its machines
     await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m4"])
     await pooled.move("release", "m3")
     pool: PoolState = await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m3", "m4"])

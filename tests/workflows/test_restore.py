@@ -1,4 +1,4 @@
-"""Copies are restored on machines that lost them, on a real server, executed from the start at each task."""
+"""Copies are restored on machines that lost them. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COPIES = [
 
 
 def m1_empty(given: StopRanks) -> Evidence:
-    """m1 came back empty; rank 1's state is left in its backup at m0, and older on disk."""
+    """Answer that m1 came back empty. Rank 1's state is in its backup on m0, and an older state is on disk."""
     emptied = ["m1"] if given.generation == 1 else []
     return Evidence(generation=given.generation, exits=[VICTIM], held=COPIES, emptied=emptied)
 
@@ -174,7 +174,7 @@ async def test_remote_storage_is_searched_if_no_other_copy_is_left(jobs: Any) ->
 
     jobs.cluster.evidence = nothing
     handle = await jobs.running(checkpoint=CheckpointPolicy(remote_url="file:///mnt/runs"))
-    # What another run of the name left is of a generation that this one never had.
+    # The copies of step 90 are of another run of the name, with a generation that this run never had.
     jobs.cluster.found = lambda given: remote(given).model_copy(
         update={
             "held": [
@@ -196,7 +196,7 @@ async def test_remote_storage_is_searched_if_no_other_copy_is_left(jobs: Any) ->
 
 
 async def test_a_worker_that_dies_during_a_restore_is_replaced_by_another(jobs: Any) -> None:
-    """The activity runs twice; agents answer the second as the first."""
+    """The activity runs twice, and agents answer its second run as they answered the first."""
     brought: set[int] = set()
     attempts = 0
 
@@ -271,7 +271,7 @@ async def test_a_restart_that_loses_too_many_steps_parks_the_job(jobs: Any) -> N
 
 
 def by_headers(given: StopRanks) -> Evidence:
-    """Copies in slots that are too large to be read at a stop."""
+    """Answer with copies in slots that are too large to be read at a stop."""
     copies = [
         copy(rank, step, Tier.OWN, f"m{rank}", saved_ns=step, verified=False) for rank in (0, 1) for step in (19, 20)
     ]
@@ -279,7 +279,7 @@ def by_headers(given: StopRanks) -> Evidence:
 
 
 async def broken(jobs: Any) -> Any:
-    """The incident of a job whose slots are large."""
+    """Return the incident of a job whose slots are large."""
     jobs.cluster.evidence = by_headers
     handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly())

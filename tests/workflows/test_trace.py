@@ -1,4 +1,4 @@
-"""The ranks of a hung job are sampled before they are stopped, on a real server, executed from the start."""
+"""A hung job is sampled before it is stopped. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASON = "rank 1 on m1: 1 rank waits for it; it waits for no rank: step > acquir
 
 
 def stopped(given: StopRanks) -> Evidence:
-    """All ranks were ended by the stop."""
+    """Answer that all ranks were ended by the stop."""
     return Evidence(generation=given.generation, held=held(20))
 
 
@@ -85,7 +85,7 @@ async def test_over_eviction_is_reported_as_over_eviction(jobs: Any) -> None:
 
 
 async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
-    """A restart may be enough: a hang is not always the machine's."""
+    """A restart may be enough, since a machine is not the cause of every hang."""
     state = await steps_again(jobs, await hung(jobs, named("m1")))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     report = jobs.report
@@ -129,7 +129,7 @@ async def test_a_crash_is_not_traced_and_tracing_can_be_turned_off(jobs: Any, sy
 
 
 async def test_samples_of_another_generation_evict_no_machine(jobs: Any) -> None:
-    """The reattempt fails too: nobody looked at its ranks, and nobody leaves for them."""
+    """The samples are of generation 7, and not of the generation that hangs, so no machine leaves."""
     jobs.cluster.standbys = list(STANDBYS)
     handle = await hung(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
     state = await steps_again(jobs, handle)

@@ -1,4 +1,4 @@
-"""A slow job is sampled while it continues, on a real server, executed from the start at each task."""
+"""A slow job is sampled while it continues. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDS = [f"round {number}" for number in range(1, 6)]
 
 
 def flagged(growth: str, *, silent: int = 0) -> Callable[[VoteRound], SlowRound]:
-    """Every round but the first ones flags m1."""
+    """Answer that each round flags m1, except for the first ``silent`` rounds, which fail."""
 
     def voted(given: VoteRound) -> SlowRound:
         if given.number <= silent:
@@ -52,7 +52,7 @@ def flagged(growth: str, *, silent: int = 0) -> Callable[[VoteRound], SlowRound]
 
 
 def stopped(given: StopRanks) -> Evidence:
-    """All ranks were ended by the stop."""
+    """Answer that all ranks were ended by the stop."""
     exits = [
         RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
     ]
@@ -95,7 +95,7 @@ async def test_a_slow_machine_leaves_and_no_step_is_lost(jobs: Any) -> None:
 
 async def test_the_page_shows_the_rounds_as_they_end(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 3")
-    handle = await slow(jobs, flagged("no CPU"), slow={"round_s": 60.0})  # a round may take as long as the page is read
+    handle = await slow(jobs, flagged("no CPU"), slow={"round_s": 60.0})  # a round may last while the page is read
     state = await jobs.until(handle, lambda _: "round 3" in jobs.cluster.calls)
     incident = jobs.client.get_workflow_handle(state.incidents[0].id)
 

@@ -328,7 +328,7 @@ def left(job: JobView, rank: int, second: int) -> None:
 
 
 def test_a_rank_that_left_alone_is_reported_and_one_that_left_first_is_not() -> None:
-    """The other ranks' reports show the difference: either they are still in their loops, or they left them too."""
+    """A rank left alone if the other ranks are in their loops; it left first if the others left their loops too."""
     gone = {"alive": False, "marks": {"first_step": 1}}
     for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
         job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
@@ -357,7 +357,7 @@ def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
 
 
 def test_data_of_reported_generations_are_forgotten() -> None:
-    """Otherwise the data would grow for months, with thousands of ranks in each generation of a job."""
+    """Otherwise the view would grow for months, since a job has many generations with thousands of ranks each."""
     job = watched()
     for generation in range(1, 30):
         show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)

@@ -40,7 +40,7 @@ class Freezer:
         self._state("FROZEN")
 
     def hold_a_thread(self, pid: int) -> None:
-        """Hold one thread of a process, not its first thread. If killed, the process begins to end but still exists."""
+        """Hold one thread of a process, but not its first one. If it is killed, the process begins to end but stays."""
         other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
         (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")
@@ -86,7 +86,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_the_stop_is_repeated(
 ) -> None:
     first, second = [rank.pid for rank in (await job.entered()).ranks]
     freezer.hold(second)
-    if not with_server:  # then the agent itself kills the ranks
+    if not with_server:  # without the fork server, the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
 
     with pytest.raises(StillDying, match=rf"rank 1 \(pid {second}, state .\) has been dying for 1\d s"):
@@ -96,7 +96,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_the_stop_is_repeated(
         await job.launch(2)
 
     freezer.let_go()
-    while alive(second):  # noqa: ASYNC110 - nobody tells us
+    while alive(second):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     reply = await job.stop()  # the same request is executed again, because it failed
     assert [rank.stopped_by_us for rank in reply.ranks] == [True, True]
@@ -118,10 +118,10 @@ async def test_an_end_is_reported_while_the_process_still_exists(
     if with_server:
         agent.kill()  # the next agent knows which ends were reported
         await agent.start()
-    else:  # then the agent itself kills the ranks
+    else:  # without the fork server, the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
     stopping = asyncio.create_task(job.stop())
-    while alive(first):  # noqa: ASYNC110 - nobody tells us
+    while alive(first):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     assert alive(second) and not stopping.done(), "the stop waits for rank 1"
 

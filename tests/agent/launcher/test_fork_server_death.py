@@ -56,7 +56,7 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
         return (await agent.client.describe()).jobs[0].fork_server_pid
 
     async with asyncio.timeout(30):  # a new server starts before a command needs it
-        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - nobody tells us
+        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)

@@ -113,7 +113,7 @@ def test_a_cleared_finding_comes_back_only_if_it_is_still_true(machine: Simulate
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_clearing_leads_to_a_new_look_at_once(machine: SimulatedMachine, waits: bool) -> None:
-    """A finding that is still true in that look, or comes back in it, gets a new time of its beginning."""
+    """If the finding is still true at the new look, it gets a new begin."""
 
     def told() -> InspectionResult:
         machine.clock.pass_s(1)

@@ -56,7 +56,7 @@ def test_a_finding_is_reported_once_and_is_over_after_a_long_absence(machine: Si
     watched.at(1, "a")
     assert told == [("part-broken", "a", False)]
     watched.at(2)
-    watched.at(1 + OVER_S / 2, "a")  # it was away for a short time
+    watched.at(1 + OVER_S / 2, "a")  # the finding was absent only for a short time
     watched.at(OVER_S)
     assert len(told) == 1
     watched.at(2 + 2 * OVER_S)
@@ -67,11 +67,11 @@ def test_a_finding_that_comes_and_goes_is_reported_less_and_less_often(machine: 
     watched, times = Watched(machine, told), []
     for second in range(3 * 3600):
         before = len(told)
-        watched.at(second, *(["a"] if second % 20 < 10 else []))  # it is never away long enough to be over
+        watched.at(second, *(["a"] if second % 20 < 10 else []))  # never absent long enough to be over
         if len(told) > before:
             times.append(second)
     assert {over for _, _, over in told} == {False}
-    assert times[:4] == [0, 40, 100, 220]  # at least 30, 60 and 120 s later, at a time when it is there
+    assert times[:4] == [0, 40, 100, 220]  # the pauses are at least 30, 60 and 120 s
     apart = [later - earlier for earlier, later in pairwise(times)]
     assert apart == sorted(apart)
     assert apart[-1] <= AGAIN_S + 20
@@ -186,7 +186,7 @@ async def test_a_clearing_is_complete_after_the_next_look(machine: SimulatedMach
     monitor = Monitor([inspection], machine.kept(), lambda finding, over: None)
     running = asyncio.create_task(monitor.run())
     try:
-        while not monitor.findings():  # noqa: ASYNC110 - nobody tells us
+        while not monitor.findings():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         seen.clear()
         assert monitor.clear("part-broken") == 1

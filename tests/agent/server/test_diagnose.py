@@ -1,4 +1,4 @@
-"""The RPC Diagnose of a real agent: one diagnosis at a time, never beside ranks; a new caller can follow it."""
+"""The RPC Diagnose of a real agent: one diagnosis runs at a time, and none beside ranks; new callers can follow it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_second_diagnosis_is_refused_until_the_first_one_ends(agent: Run
 
 
 async def test_ranks_take_precedence_over_a_diagnosis(agent: RunningAgent) -> None:
-    """A diagnosis is refused while ranks live; its request must name the stopped job; a launch ends it."""
+    """A diagnosis is refused while ranks live, and its request must name the stopped job. A launch ends a diagnosis."""
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
     await job.launch()

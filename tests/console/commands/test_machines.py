@@ -58,7 +58,7 @@ class WithoutPool:
 
 
 class OneMachine(WithoutPool):
-    """A cluster of one machine with a finding, a GPU that fell off the bus, until an operator clears it."""
+    """A cluster of one machine. It has the finding that a GPU fell off the bus, until an operator clears it."""
 
     def __init__(self) -> None:
         self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)

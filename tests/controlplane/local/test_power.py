@@ -95,8 +95,8 @@ def test_all_processes_of_a_machine_die_and_no_others(trial: Trial, cluster: Clu
 
 
 def test_the_condition_still_holds_when_the_machine_loses_power(cluster: ClusterFile) -> None:
-    """If ``when`` is true, the machine's processes are suspended and ``when`` is asked again; if it is then false, they
-    continue."""
+    """If ``when`` is true, the machine's processes are suspended, and ``when`` is called again. If it is false then,
+    the processes continue."""
     answers, seen = iter([False, True, False, True, True]), []
 
     def when() -> bool:

@@ -119,7 +119,7 @@ def test_only_a_step_that_all_ranks_hold_at_once_counts() -> None:
 
 
 def test_agents_that_answer_at_different_times_are_no_drift() -> None:
-    """m1 was asked a little earlier than m0. At the second look it has reached the steps that m0 had."""
+    """m1 was asked a little earlier than m0. At the second look, m1 has reached the steps that m0 had."""
     again = {
         "m0": [rank(0, own_step=29, own_steps=[26, 27, 28, 29])],
         "m1": [rank(1, own_step=28, own_steps=[25, 26, 27, 28])],

@@ -27,7 +27,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 WITHOUT_A_DRILL = {"disk-failed", "fs-made-readonly"}
-"""A drill does not know the disks of this computer, and a disk that no job is on evicts no machine."""
+"""A drill does not know the disks of this computer, and an error of a disk without files of jobs evicts no machine."""
 
 
 def test_every_sure_fault_has_a_drill_or_is_listed() -> None:

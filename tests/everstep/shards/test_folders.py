@@ -100,7 +100,7 @@ def test_abandoned_steps_are_renamed_and_later_deleted(slots: dict[int, Slot], t
 
 
 def test_steps_that_the_generation_itself_wrote_stay(slots: dict[int, Slot], tmp_path: Path) -> None:
-    """A restarted agent, or a late agent that shares the disk, repeats the setting aside."""
+    """A restarted agent, or a late agent on the same disk, sets the steps aside again."""
     for step in (10, 20):
         slots[step].write(tmp_path)  # the writer is generation 3
     assert set_aside(tmp_path, "job", 10, 3) == []
@@ -117,7 +117,7 @@ def test_setting_the_same_step_aside_again_replaces_it(slots: dict[int, Slot], t
 def test_a_slower_machine_on_the_same_disk_deletes_nothing(
     slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent listed the folder before a faster agent set it aside."""
+    """An agent listed the steps before a faster agent set one of them aside."""
     slots[20].write(tmp_path)
     listed = step_folders(tmp_path, "job")
     read = folders.manifests(listed[20])

@@ -86,7 +86,7 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
 def test_saves_continue_and_the_newest_step_stays_with_any_pins(
     slots: int, events: list[tuple[Pin, int] | None]
 ) -> None:
-    """The event None is a save. Another event pins the step so many steps before the newest; 0 removes the pin."""
+    """The event None is a save. An event (pin, n) pins the step that is n before the newest; n = 0 removes the pin."""
     with shm_folder() as folder:
         file, step = SlotFile(folder / "c", slots=slots), 1
         pins: dict[Pin, int] = {}

@@ -33,7 +33,7 @@ def test_a_ring_ends_one_wait_in_another_thread_or_the_next_one(silent: int) -> 
 def test_after_a_close_a_ring_writes_nothing() -> None:
     wake_up = WakeUp()
     wake_up.close()
-    others = os.eventfd(0, os.EFD_NONBLOCK)  # it has the number of the closed descriptor
+    others = os.eventfd(0, os.EFD_NONBLOCK)  # this descriptor has the number of the closed one
 
     wake_up.ring()
     wake_up.close()

@@ -83,8 +83,8 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     model(torch.randn(4, 30_000)).sum().backward()
     checkpoint.save(1)
     checkpoint.wait()
-    # First come buffers and generators, for which the next forward pass waits. Then the thread copies the rest, for
-    # which the optimizer's step waits.
+    # Buffers and generators are copied first, and the next forward pass waits for these copies. Then the thread copies
+    # the rest, and the optimizer's step waits for that.
     start = ["side waits for main", "copy on side", "main waits for side"]
     end = ["copy on side", "host waits for side"]
     assert cuda.log == [*start, "pin", *end]
@@ -96,7 +96,7 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     cuda.calls.clear()
     checkpoint.save(3)  # the optimizer's state is new, so the larger file is elsewhere in memory
     checkpoint.wait()
-    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # of both slots that were used
+    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both used slots are unpinned
     checkpoint.close()
     assert cuda.log[-1] == "unpin" and not cuda.registered
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

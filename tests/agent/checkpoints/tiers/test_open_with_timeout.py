@@ -21,7 +21,7 @@ HEADER = SlotHeader(1, 1, 0, 0, 0, 0)
 
 
 class Tiers:
-    """Notes its calls; ``open`` waits until ``hang`` is set."""
+    """Tiers that note their calls; ``open`` waits until ``hang`` is set."""
 
     def __init__(self) -> None:
         self.hang = threading.Event()

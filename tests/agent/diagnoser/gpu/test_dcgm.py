@@ -1,4 +1,4 @@
-"""The diagnostic tests that run ``dcgmi``: here a program that prints recorded output, and sets clocks as EUD does."""
+"""The diagnostic tests that run ``dcgmi``. Here it is a program that prints recorded output and sets clocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
 
 @pytest.fixture(autouse=True)
 def no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs of this computer are neither seen nor changed: nvidia-smi fails, as without a driver."""
+    """Hide the GPUs of this computer: nvidia-smi fails, as it does without a driver."""
     monkeypatch.setattr(dcgm, "gpus", lambda: 0)
     folder = tmp_path / "no-driver"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The GPUs that the agent should be able to read, by the PCI devices in folders like sysfs."""
+"""The GPUs that the agent should be able to read; they follow from PCI devices, in folders like those of sysfs."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def with_gpus(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, *usabl
         ((OWN,), "0000:03:00", True),
         ((OWN,), "0000:07:00", False),  # of another tenant
         ((OWN, OTHERS), "0000:07:00", True),
-        ((OWN,), "0000:09:00", False),  # it is gone, and was perhaps another tenant's
+        ((OWN,), "0000:09:00", False),  # this GPU is gone, and was perhaps another tenant's
         ((OWN, OTHERS), "0000:09:00", True),
         ((OWN,), "0000:03:00 GPU-I:02", True),  # a part of a GPU
     ],

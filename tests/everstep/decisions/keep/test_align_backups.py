@@ -117,8 +117,8 @@ def test_a_step_that_some_rank_passed_is_given_up() -> None:
     assert second.named > first.named
 
 
-def test_a_job_that_hangs_before_its_first_named_step_is_freed_until_it_steps_again() -> None:
-    """The ranks are freed once. While the job hangs no other step is named, since no rank would reach it."""
+def test_no_step_is_named_while_the_job_hangs() -> None:
+    """The named step is given up once. While the job hangs, no other step is named, since no rank would reach it."""
     job, first = aligned()
     job.adopt(first)
     own = job.ranks[0].own_step

@@ -21,7 +21,7 @@ def watch(
     Args:
         done_at: Rank → the times at which it completes its steps, seconds; it has saved all its steps but the last.
         slots: The number of slots of each rank.
-        until: The end of the time, seconds.
+        until: The end of the observation, seconds.
         late_s: The longest delay of a report, seconds.
         seed: Seed for the delays.
     """

@@ -54,7 +54,7 @@ def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
-    """Return for each kind how many groups have an owner and its peer on their machines; none: the kind is left out."""
+    """Return for each kind the number of groups whose machines have an owner and its peer, without kinds of 0."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
     }
@@ -62,7 +62,7 @@ def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> d
 
 
 def test_every_small_size() -> None:
-    """Backups are on other machines, evenly spread, and any lost group is survived unless the placement names it."""
+    """Backups are evenly spread over other machines. Any lost group is survived unless the placement names its kind."""
     for topology in topologies(12, 8):
         placement = place_backups(topology)
         if topology.machines == 1:

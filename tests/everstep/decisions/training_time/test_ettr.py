@@ -1,4 +1,4 @@
-"""ETTR equals a count of single seconds, and has its invariants."""
+"""ETTR equals a count of single seconds, and satisfies its invariants."""
 
 from __future__ import annotations
 

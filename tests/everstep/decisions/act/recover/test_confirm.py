@@ -64,7 +64,7 @@ def time_up(*ranks: RankState, showing: Showing = NOTHING, world_size: int = 2) 
 
 
 def judged(*ranks: RankState, **fields: Any) -> Confirmation:
-    """The judgement of a launch that is not open any more."""
+    """The judgement of a launch that can already be judged."""
     confirmation = judge(*ranks, **fields)
     assert confirmation is not None
     return confirmation
@@ -210,7 +210,7 @@ def test_the_parts_sum_up_to_the_time_from_fork_to_step() -> None:
 
 
 def test_a_script_without_a_loop_that_has_nothing_left_to_do_is_no_failure() -> None:
-    """The script was killed while it saved its results; restarted, it finds all steps done and leaves with code 0."""
+    """The script was killed while it saved its results. After a restart it finds all steps done, and exits with 0."""
     done = replace(PLAIN, alive=False, code=0)
 
     assert judge(PLAIN, replace(done, rank=1), showing=NOTHING) is None

@@ -25,7 +25,7 @@ from everstep.model.slow import SlowConclusion, SlowRound
 from everstep.model.topology import Topology
 
 DP = Topology.of(4, 2, tp=2)
-"""Four machines with two ranks each, which are a tensor-parallel group; the machines are data parallel."""
+"""Four machines with two ranks each. The ranks of a machine are a tensor-parallel group; machines are data parallel."""
 PIPELINE = Topology.of(8, 1, pp=2)
 NAMES = [f"m{number}" for number in range(8)]
 USUAL = RankTimes(0.4, 0.2, CpuPerStep(0.05, 0.01), CpuPerStep(0.05, 0.01))
