@@ -143,7 +143,7 @@ def test_the_age_of_a_copy_does_not_depend_on_the_clocks_of_machines(ahead_s: in
     assert asked[0] == 100_030
 
 
-def test_machines_are_aligned_in_the_generation_that_lags() -> None:
+def test_machines_are_aligned_in_the_running_generation() -> None:
     def aligned() -> tuple[int, Aligned] | None:
         job = watched()
         for second in range(1, 10):
