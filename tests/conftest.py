@@ -47,7 +47,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Run all tests of a group in one process, see ``together``: each process with drills starts its own cluster."""
+    """Run all tests of a group (see ``together``) in one process, since each process with drills starts a cluster."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """Collect no garbage while tests are collected: it would take a third of the time, and imported modules stay."""
+    """Turn off garbage collection during collection: it takes a third of the time, and imported modules stay."""
     gc.disable()
 
 

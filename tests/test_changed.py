@@ -19,7 +19,7 @@ from tests import changed
         ("README.md", []),
     ],
 )
-def test_a_folder_is_tested_by_the_one_that_mirrors_it(tmp_path: Path, name: str, files: list[str]) -> None:
+def test_the_tests_of_a_folder_are_in_the_mirrored_folder(tmp_path: Path, name: str, files: list[str]) -> None:
     for file in ("tests/agent/jobs/test_ranks.py", "tests/agent/test_survival.py", "tests/test_architecture.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()

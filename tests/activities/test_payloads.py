@@ -11,7 +11,7 @@ async def test_small_payloads_stay_readable() -> None:
     assert b'"generation":3' in payload.data
 
 
-async def test_large_payloads_come_back_as_they_were() -> None:
+async def test_large_payloads_are_decoded_without_change() -> None:
     evidence = Evidence(generation=3, problem="x" * COMPRESSED_FROM)
     [payload] = await DATA_CONVERTER.encode([evidence])
     assert payload.metadata["encoding"] == ENCODING

@@ -39,7 +39,7 @@ async def first_pid(job: Job) -> None:
         paths = (job.agent.shm / job.name).glob("report-*-1")
         return any(ReportFile.open(path).snapshot().pid for path in paths)
 
-    while not written():  # noqa: ASYNC110 - milliseconds matter, and nobody can tell us
+    while not written():  # noqa: ASYNC110 - milliseconds matter, and there is no event
         await asyncio.sleep(0.001)
 
 

@@ -93,7 +93,7 @@ async def test_a_pool_connects_to_many_agents_a_few_at_a_time(
         assert slow.most <= CONNECTING
 
 
-async def test_machines_that_do_not_answer_at_all_keep_nobody_from_the_others(pool: AgentClients) -> None:
+async def test_machines_that_do_not_answer_delay_no_call_to_others(pool: AgentClients) -> None:
     async with slow_agent(3600) as (_, hanging), slow_agent(0) as (_, port):
         gone = [pool.get(f"127.0.{1 + n // 200}.{1 + n % 200}:{hanging}") for n in range(3 * CONNECTING)]
         calls = [asyncio.create_task(agent.describe(timeout_s=60)) for agent in gone]

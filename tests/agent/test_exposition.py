@@ -33,7 +33,7 @@ def series(samples: Samples) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_names_of_other_exporters_are_kept_and_all_others_begin_alike() -> None:
+def test_names_of_other_exporters_are_kept_and_own_names_get_a_prefix() -> None:
     samples = Samples(TABLE, machine="m1")
     samples.add("ranks", 2, job="gpt")
     samples.measure('node_network_up{device="eth0"}', 1, "Measured.")
@@ -46,7 +46,7 @@ def test_names_of_other_exporters_are_kept_and_all_others_begin_alike() -> None:
     assert "DCGM_FI_DEV_GPU_TEMP" in found
 
 
-def test_a_series_is_given_once() -> None:
+def test_a_series_occurs_once() -> None:
     samples = Samples(TABLE)
     samples.add("ranks", 2, job="gpt")
     samples.add("ranks", 3, job="gpt")
@@ -67,7 +67,7 @@ def test_too_many_series_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatc
     assert found["everstep_series_left_out"] == [({}, 3)]
 
 
-def test_one_verdict_is_1() -> None:
+def test_only_the_metric_of_the_current_verdict_is_1() -> None:
     samples = Samples(TABLE)
     verdicts(samples, "machine_verdict", Health.UNKNOWN, {})
 
@@ -77,7 +77,7 @@ def test_one_verdict_is_1() -> None:
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(max_size=8), max_size=3))
-def test_labels_of_measures_are_read_as_they_were_written(labels: dict[str, str]) -> None:
+def test_escaped_labels_of_measures_are_parsed(labels: dict[str, str]) -> None:
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -87,17 +87,17 @@ def test_labels_of_measures_are_read_as_they_were_written(labels: dict[str, str]
 
 
 @pytest.mark.parametrize("text", ["", "1x", "x{", 'x{a="b}', "x{a=b}", 'x{a="b";c="d"}'])
-def test_what_is_no_measure_is_told(text: str) -> None:
+def test_an_invalid_measure_is_refused(text: str) -> None:
     assert parsed_measure(text) is None
 
 
 @pytest.mark.parametrize("address", ["", "9464", ":9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
-def test_an_address_that_is_none_is_told(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="must be host:port"):
         parsed_address(address)
 
 
-def test_an_ipv6_address_is_taken() -> None:
+def test_an_ipv6_address_is_accepted() -> None:
     assert parsed_address("[::1]:9464") == ("::1", 9464)
 
 
@@ -108,7 +108,7 @@ def some_samples() -> Samples:
     return samples
 
 
-async def test_what_is_served_can_be_read_by_prometheus() -> None:
+async def test_prometheus_can_read_the_metrics() -> None:
     async with MetricsServer(f"{HOST}:0", some_samples) as server:
         text = await asyncio.to_thread(_read, server.port)
 
@@ -117,7 +117,7 @@ async def test_what_is_served_can_be_read_by_prometheus() -> None:
     assert 'everstep_looks_total{machine="m1"} 7.0' in text
 
 
-async def test_a_process_that_does_not_say_answers_with_an_error(
+async def test_an_exception_while_collecting_metrics_is_answered_with_an_error(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> Samples:
@@ -129,7 +129,7 @@ async def test_a_process_that_does_not_say_answers_with_an_error(
         raised.value.close()
 
 
-async def test_a_taken_port_is_told() -> None:
+async def test_a_port_in_use_is_reported() -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"metrics cannot be served on {address}"):

@@ -64,7 +64,7 @@ def test_a_link_that_another_user_made_before_us_is_refused(tmp_path: Path, take
 
 
 @pytest.mark.parametrize("kind", ["state", "shm"])
-def test_what_was_planted_while_the_folder_was_open_is_refused(tmp_path: Path, taken: Path, kind: str) -> None:
+def test_files_of_another_user_in_the_folder_are_refused(tmp_path: Path, taken: Path, kind: str) -> None:
     needs_another_user()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -92,7 +92,7 @@ def test_a_parent_in_which_others_can_rename_is_refused(tmp_path: Path, taken: P
     assert f"{open_parent}, above {open_parent / 'm1'}, is writable for other users (mode 0777)" in said
 
 
-async def test_nobody_else_sees_what_an_agent_makes(tmp_path: Path) -> None:
+async def test_other_users_cannot_see_the_files_of_an_agent(tmp_path: Path) -> None:
     before = os.umask(0)  # the modes of files must not depend on the umask
     try:
         async with running_agent(tmp_path) as agent:
@@ -115,7 +115,7 @@ async def test_nobody_else_sees_what_an_agent_makes(tmp_path: Path) -> None:
         os.umask(before)
 
 
-async def test_a_folder_that_others_could_only_read_is_closed_and_used(tmp_path: Path) -> None:
+async def test_a_folder_that_others_could_read_is_made_private_and_used(tmp_path: Path) -> None:
     agent = RunningAgent(tmp_path)
     folders = (agent.state, agent.state / "jobs", agent.shm)
     for path in folders:
@@ -129,7 +129,7 @@ async def test_a_folder_that_others_could_only_read_is_closed_and_used(tmp_path:
         await agent.close()
 
 
-async def test_memory_that_vanished_is_not_taken_from_another_user(tmp_path: Path) -> None:
+async def test_a_shared_memory_folder_that_another_user_made_later_is_refused(tmp_path: Path) -> None:
     needs_another_user()
     async with running_agent(tmp_path) as agent:
         shutil.rmtree(agent.shm)  # as some systems do when the user logs out
@@ -143,7 +143,7 @@ async def test_memory_that_vanished_is_not_taken_from_another_user(tmp_path: Pat
             shutil.rmtree(agent.shm)
 
 
-async def test_a_fork_server_serves_its_own_user_only(tmp_path: Path) -> None:
+async def test_a_fork_server_serves_only_its_own_user(tmp_path: Path) -> None:
     needs_another_user()
     program = (
         "path = sys.argv[1]\n"

@@ -25,11 +25,11 @@ COMES_BACK = {
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda one: one.__name__)
-def test_each_error_comes_back_as_what_it_means_there(kind: type[EverstepError]) -> None:
+def test_each_error_is_converted_to_the_error_of_the_control_plane(kind: type[EverstepError]) -> None:
     assert error_of(status_of(kind("said"))) is COMES_BACK.get(kind, AgentError)
 
 
-def test_a_full_disk_and_a_fault_of_ours_are_refusals() -> None:
+def test_a_full_disk_and_a_bug_become_agent_errors() -> None:
     assert status_of(OSError(28, "no space left")) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error_of(status_of(OSError(28, "no space left"))) is error_of(status_of(ValueError("ours"))) is AgentError
 
@@ -41,6 +41,6 @@ def test_each_status_is_an_error(status: grpc.StatusCode) -> None:
     assert (found is AgentUnreachable) == (status in NO_ANSWER)
 
 
-def test_no_status_stands_for_two_errors() -> None:
+def test_each_status_belongs_to_one_error() -> None:
     assert len(set(STATUSES.values())) == len(STATUSES)
     assert not set(NO_ANSWER) & set(STATUSES.values())

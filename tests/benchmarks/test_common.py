@@ -17,7 +17,7 @@ def test_quantiles_lie_between_the_nearest_values() -> None:
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 0.5), ([1.0], -0.1), ([1.0], 1.1)])
-def test_a_quantile_of_nothing_or_of_no_share_is_refused(values: list[float], share: float) -> None:
+def test_a_quantile_needs_values_and_a_valid_share(values: list[float], share: float) -> None:
     with pytest.raises(ValueError, match="no quantile"):
         quantile(values, share)
 
@@ -37,19 +37,19 @@ def test_a_quantile_of_nothing_or_of_no_share_is_refused(values: list[float], sh
         (Row("throughput, missed", "steps/s", 98.0, 100.0, 0.99, larger=True), 0.98, False),
     ],
 )
-def test_an_aim_is_met_missed_or_unknown(row: Row, ratio: float | None, met: bool | None) -> None:
+def test_a_target_is_met_missed_or_unknown(row: Row, ratio: float | None, met: bool | None) -> None:
     assert row.ratio == (None if ratio is None else pytest.approx(ratio))
     assert row.met is met
     assert {"name", "ours", "peer", "ratio", "aim", "met"} <= row.as_json().keys()
 
 
-def test_a_peer_that_did_not_run_leaves_its_place_empty() -> None:
+def test_a_peer_that_did_not_run_has_no_figures() -> None:
     rows = rows_of("step", "s", [1.0, 2.0], [], aim=0.2)
     assert [row.name for row in rows] == ["step, median", "step, p90", "step, maximum"]
     assert [(row.ours, row.peer, row.met) for row in rows] == [(1.5, None, None), (1.9, None, None), (2.0, None, None)]
 
 
-def test_what_is_printed_names_machine_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_has_the_machine_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Row("a", "s", 1.0, 10.0, 0.2), Row("b", "s", 1.0)]
     show("nothing", rows, ["a note"])
     text = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_what_is_printed_names_machine_and_verdict(capsys: pytest.CaptureFixture
     assert [row["met"] for row in found["rows"]] == [True, None]
 
 
-def test_a_comparison_that_is_not_whole_is_named_and_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_comparison_is_named_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     finish([])
     with pytest.raises(SystemExit) as ended:
         finish(["DLRover memory: it cannot be installed", "DCP async: rank 0 left no result"] * 2)

@@ -10,7 +10,7 @@ from benchmarks.peers.torchrun_machines import all_stepped
 from benchmarks.replacement import Measured, each, rows_of, weighted
 
 
-def test_losses_are_weighed_as_in_figure_12() -> None:
+def test_losses_are_weighted_as_in_figure_12() -> None:
     assert weighted({1: 2.0, 2: 2.0, 3: 2.0}) == pytest.approx(2.0)
     assert weighted({1: 0.0, 2: 0.0, 3: 100.0}) == pytest.approx(1.0), "a loss of many machines has a weight of 1 %"
     one = weighted({1: 1.0, 2: 0.0, 3: 0.0})
@@ -19,7 +19,7 @@ def test_losses_are_weighed_as_in_figure_12() -> None:
     assert weighted({1: 2.0, 3: 2.0}) is None
 
 
-def test_a_side_that_did_not_run_is_no_figure() -> None:
+def test_a_side_that_did_not_run_has_no_figure() -> None:
     measured = Measured()
     for count in (1, 2, 3):
         measured.add("standbys", count, 3.0)

@@ -16,7 +16,7 @@ def at(seconds: float) -> int:
     return BEGAN_NS + round(seconds * 1e9)
 
 
-def test_the_parts_of_an_update_follow_each_other_and_sum_up_to_it() -> None:
+def test_the_parts_of_an_update_sum_up_to_its_time() -> None:
     job = Seen(
         scheduled={"Make version": at(0.05), "Check version": at(0.2)},
         completed={"Make version": at(0.15), "Check version": at(0.6)},
@@ -35,7 +35,7 @@ def test_the_parts_of_an_update_follow_each_other_and_sum_up_to_it() -> None:
     assert table[3].split() == ["try", "0.450", "0.450"]
 
 
-def test_both_clocks_are_held_against_a_requeue() -> None:
+def test_both_measured_times_are_compared_with_a_requeue() -> None:
     results = Results(updates=[Switch(2.0, 0.5), Switch(4.0, 1.5)], requeues=[22.0, 22.0])
     rows = {row.name: row for row in summarise(results)}
 

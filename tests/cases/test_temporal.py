@@ -58,7 +58,7 @@ class Child:
 
 @workflow.defn(name="Parent in a test")
 class Parent:
-    """Uses everything that the product's workflows use of Temporal."""
+    """Uses all features of Temporal that the product's workflows use."""
 
     def __init__(self) -> None:
         self.seen_words: list[str] = []
@@ -102,7 +102,7 @@ class Parent:
         found.append(await child)
         try:
             await workflow.get_external_workflow_handle("nobody").signal("seen", "x")
-        except Exception:  # the two servers word it differently
+        except Exception:  # the two servers have different messages
             found.append("no such workflow")
         return [*found, *self.seen_words]
 
@@ -135,7 +135,7 @@ class Parent:
 
 @workflow.defn(name="Broken in a test")
 class Broken:
-    """Fails."""
+    """A workflow that fails."""
 
     @workflow.run
     async def run(self) -> None:
@@ -178,7 +178,7 @@ async def test_a_real_server(temporal: Client) -> None:
         assert await latest.result() == EXPECTED
 
 
-def test_the_simulated_one() -> None:
+def test_a_simulated_server() -> None:
     def perform(call: ActivityCall) -> None:
         assert isinstance(call.request, Echo)
         text = call.request.text
@@ -209,7 +209,7 @@ def test_a_workflow_that_fails_stops_the_simulation_with_its_error() -> None:
         simulated.advance(lambda: False, 1.0)
 
 
-def test_time_moves_only_when_nothing_has_to_be_done_and_can_be_skipped() -> None:
+def test_simulated_time_moves_only_when_all_work_is_done_and_can_be_skipped() -> None:
     simulated = SimulatedTemporal((), (), lambda call: None, now_ns=0)
     happened: list[tuple[str, float]] = []
     simulated.at(2.0, lambda: happened.append(("later", simulated.now_s)))

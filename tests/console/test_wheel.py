@@ -54,7 +54,7 @@ def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_everything_that_a_cluster_needs_is_in_it(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_everything_that_a_cluster_needs(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "-c", PROGRAM, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
@@ -66,14 +66,14 @@ def test_everything_that_a_cluster_needs_is_in_it(installed: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["drill", "--list"], ["run", "--help"]])
-def test_its_commands_start(installed: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_commands_of_the_wheel_start(installed: Path, tmp_path: Path, arguments: list[str]) -> None:
     done = run(installed, "-m", "console.main", *arguments, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_it_holds_no_tests_and_none_of_this_computers_files(wheel: Path) -> None:
+def test_the_wheel_has_neither_tests_nor_compiled_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/")) or name.endswith((".pyc", ".so"))]

@@ -41,7 +41,7 @@ def test_times_count_from_the_begin_of_the_record(tmp_path: Path) -> None:
         (f'{CLUSTER}\n{{"machine": "m1", "failed": 90000, "kind": "x"}}', "f.jsonl:2: kind: "),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigError) as found:
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, words: 
     assert words in str(found.value)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     for name, words in (("none", "there is no file"), (".", "is a folder"), ("bytes", "not UTF-8 text (byte 0)")):
         with pytest.raises(ConfigError) as found:

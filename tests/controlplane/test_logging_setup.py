@@ -58,7 +58,7 @@ def parsed(out: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def test_json_lines_from_both_worlds() -> None:
+def test_json_lines_from_structlog_and_the_standard_library() -> None:
     out = io.StringIO()
     configure("agent", json=True, stream=out)
     with structlog.contextvars.bound_contextvars(machine="m2", correlation="m2-7"):
@@ -87,7 +87,7 @@ def test_json_lines_from_both_worlds() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_an_error_of_ours_is_one_line_and_holds_no_secret(*, as_json: bool) -> None:
+def test_an_error_of_everstep_is_one_line_without_secrets(*, as_json: bool) -> None:
     out = io.StringIO()
     configure("worker", json=as_json, stream=out)
     url = "postgresql+psycopg://everstep:hunter2@db/everstep"
@@ -110,7 +110,7 @@ def test_an_error_of_ours_is_one_line_and_holds_no_secret(*, as_json: bool) -> N
 
 
 @pytest.mark.parametrize("before", range(3_970, 4_010))
-def test_no_part_of_a_secret_is_left_where_a_long_line_is_cut(before: int) -> None:
+def test_the_cut_of_a_long_line_leaves_no_part_of_a_secret(before: int) -> None:
     out = io.StringIO()
     configure("worker", json=True, stream=out)
     structlog.get_logger("ours").warning("x" * before + " postgresql://me:hunter2hunter2@db/x " + "y" * 20_000)
@@ -129,7 +129,7 @@ def test_text_is_one_readable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in line
 
 
-def test_the_environment_chooses_and_an_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_chooses_the_format_and_an_argument_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTEP_LOG_FORMAT", "json")
     out = io.StringIO()
     configure("worker", stream=out)
@@ -146,7 +146,7 @@ def test_the_environment_chooses_and_an_argument_wins(monkeypatch: pytest.Monkey
         configure("worker", level="LOUD")
 
 
-def test_again_does_not_mean_twice_and_the_level_holds() -> None:
+def test_a_second_configuration_replaces_the_first_one() -> None:
     out = io.StringIO()
     configure("worker", json=True, stream=out)
     configure("worker", json=True, level="warning", stream=out)
@@ -156,7 +156,7 @@ def test_again_does_not_mean_twice_and_the_level_holds() -> None:
     assert [line["event"] for line in parsed(out)] == ["once"]
 
 
-def test_libraries_do_not_chatter() -> None:
+def test_information_from_libraries_is_not_logged() -> None:
     out = io.StringIO()
     configure("worker", json=True, stream=out)
     logging.getLogger("alembic.runtime.migration").info("Context impl SQLiteImpl.")
@@ -234,7 +234,7 @@ def raised(case: str) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("case", ["recursion", "chain", "group", "message"])
 @pytest.mark.parametrize("logger", ["ours", "theirs"])
-def test_a_traceback_is_plain_and_short_whatever_is_raised(as_json: bool, case: str, logger: str) -> None:
+def test_every_traceback_is_plain_and_short(as_json: bool, case: str, logger: str) -> None:
     out = io.StringIO()
     Evidence.printed = 0
     configure("worker", json=as_json, stream=out)
@@ -251,7 +251,7 @@ def test_a_traceback_is_plain_and_short_whatever_is_raised(as_json: bool, case: 
     assert Evidence.printed == 0, "a traceback does not show the values of variables"
 
 
-def test_a_line_is_short_whatever_it_is_given() -> None:
+def test_every_line_is_short() -> None:
     out = io.StringIO()
     configure("worker", json=True, stream=out)
     structlog.get_logger().warning("refused", error="y" * 10**6)

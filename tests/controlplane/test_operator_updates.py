@@ -16,7 +16,7 @@ from everstep.errors import ConfigError
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_refusal_is_shown_without_the_class_of_the_error() -> None:
+async def test_a_refusal_is_shown_without_the_errors_class() -> None:
     async def refuse(*_: Any, **__: Any) -> str:
         raise WorkflowUpdateFailedError(ApplicationError("v1 runs already", type="ValueError"))
 

@@ -32,7 +32,7 @@ def view(rank: int, **changes: object) -> RankView:
     return RankView(**(given | changes))  # type: ignore[arg-type]
 
 
-def test_the_newest_generation_counts_and_the_slowest_rank() -> None:
+def test_the_slowest_rank_of_the_newest_generation_counts() -> None:
     picture = merge(
         [view(0, generation=2, completed_steps=7), view(1, generation=2, completed_steps=8), view(2)],
         time_ns=1,
@@ -54,11 +54,11 @@ def test_the_newest_generation_counts_and_the_slowest_rank() -> None:
         ({"completed_steps": 0, "optimizer_steps": 0}, 0),  # it has joined, and starts from the beginning
     ],
 )
-def test_a_step_that_is_not_known_is_not_shown_as_zero(changes: dict[str, object], step: int | None) -> None:
+def test_an_unknown_step_is_not_shown_as_zero(changes: dict[str, object], step: int | None) -> None:
     assert merge([view(0), view(1, **changes)], time_ns=1).step == step
 
 
-def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
+def test_the_last_report_of_a_silent_machine_counts_as_old() -> None:
     """The job completed more steps while the control plane could not reach one machine."""
     views = [view(0, completed_steps=30), view(1, completed_steps=31), view(2, completed_steps=12)]
 
@@ -75,7 +75,7 @@ def test_of_a_machine_that_does_not_answer_the_last_word_is_old() -> None:
         ([{"stepped_ns": 60 * S, "step_s": 0.1}, {"stepped_ns": 91 * S, "step_s": 0.1}], [], None),  # rank 1 steps
         ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 80 * S}], [], None),  # rank 1 may be in its first step
         ([{"stepped_ns": 80 * S, "step_s": 1.9}], [], 80),
-        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # the steps are as long as that
+        ([{"stepped_ns": 80 * S, "step_s": 2.1}], [], None),  # 20 s are no long pause for such steps
         ([{"stepped_ns": 80 * S, "step_s": 0.1}, {"stepped_ns": 0}], [], 80),
         ([{"stepped_ns": 80 * S, "step_s": 0.1, "finished": True}], [], None),  # the rank has no step left
         ([{"stepped_ns": 80 * S, "step_s": 0.1, "alive": False}], [], 80),
@@ -89,7 +89,7 @@ def test_a_job_is_quiet_when_no_rank_steps_for_longer_than_steps_take(
     assert picture.quiet_since_ns == (quiet_since_s and quiet_since_s * S)
 
 
-def test_a_machine_whose_clock_is_off_has_stepped_when_ours_says() -> None:
+def test_times_of_a_machine_with_a_wrong_clock_are_converted_to_ours() -> None:
     told = pb.RankProgress(
         rank=0, stepped_ns=31 * S, reports=11, milestones=pb.Milestones(first_step=11 * S), completed_steps=11
     )
@@ -110,7 +110,7 @@ def test_ranks_of_one_replica_train_on_the_same_tokens() -> None:
     assert picture.tokens(topology) == 200  # there are two data-parallel replicas
 
 
-def test_a_rate_is_a_mean_over_its_window_and_starts_anew_after_a_fall() -> None:
+def test_a_rate_is_a_mean_over_its_window_and_restarts_after_a_decrease() -> None:
     rate = Rate(window_s=10.0)
     rate.add(0, 0)
     assert rate.per_second is None
@@ -131,7 +131,7 @@ def saying(rank: int, step: int) -> list[pb.ProgressReply | Silence]:
     ]
 
 
-async def test_a_job_is_followed_to_the_machines_that_came_for_others() -> None:
+async def test_a_feed_follows_a_job_to_replacement_machines() -> None:
     agents = [FakeAgent(f"m{number}", progress=saying(min(number, 1), 10 + number)) for number in range(3)]
     async with reached(agents) as (clients, machines), ProgressFeed(clients, "gpt", machines[:2]) as feed:
         pictures = feed.pictures()

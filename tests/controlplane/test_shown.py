@@ -55,7 +55,7 @@ def check(shown: str) -> None:
 
 
 @given(st.text())
-def test_what_is_shown_can_be_printed(text: str) -> None:
+def test_cleaned_text_is_printable(text: str) -> None:
     shown = clean(text)
 
     assert all(one.isprintable() or one in "\n\t" for one in shown)
@@ -66,20 +66,20 @@ def test_what_is_shown_can_be_printed(text: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=LONGEST))
-def test_what_can_be_printed_stays(text: str) -> None:
+def test_printable_text_is_not_changed(text: str) -> None:
     assert clean(text) == text
 
 
-def test_half_a_character_is_shown_as_what_it_is() -> None:
+def test_a_lone_surrogate_is_shown_escaped() -> None:
     assert clean("a\ud800b") == "a\\ud800b"
 
 
-def test_of_a_long_line_it_is_said_how_much_is_left_out() -> None:
+def test_a_cut_line_shows_the_number_of_characters_that_are_left_out() -> None:
     assert clean("x" * 2_500) == "x" * 2_000 + " … (500 more characters)"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_console_shows_strings_as_they_are(text: str) -> None:
+def test_a_console_shows_strings_without_markup(text: str) -> None:
     out = io.StringIO()
     console = PlainConsole(file=out, width=20_000)
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -117,7 +117,7 @@ def report(text: str) -> JobReport:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_status_shows_it(text: str) -> None:
+def test_status_shows_cleaned_text(text: str) -> None:
     out = io.StringIO()
     asyncio.run(_show_report(PlainConsole(file=out), None, report(text)))  # type: ignore[arg-type]
     check(out.getvalue())
@@ -125,7 +125,7 @@ def test_status_shows_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_who_follows_a_job_sees_it(text: str) -> None:
+def test_attached_output_shows_cleaned_text(text: str) -> None:
     piped, screen = io.StringIO(), io.StringIO()
     terminal = Terminal()
     terminal._console = PlainConsole(file=screen)
@@ -139,7 +139,7 @@ def test_who_follows_a_job_sees_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_incidents_and_their_stories_show_it(
+def test_incidents_show_cleaned_text(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
@@ -159,7 +159,7 @@ def test_incidents_and_their_stories_show_it(
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_checkpoints_drills_the_doctor_and_errors_show_it(
+def test_checkpoints_drills_the_doctor_and_errors_show_cleaned_text(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = StateCopy(rank=0, machine="m0", tier=Tier.DISK, completed_steps=3, reason=text)

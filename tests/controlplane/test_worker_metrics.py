@@ -32,7 +32,7 @@ from tests.metric_names import TEMPORAL, WORKER
 HOST = own_host(25)
 
 
-async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
+async def test_all_metrics_of_a_worker_are_exported_and_documented() -> None:
     watcher, events = Watcher(cast(Any, None), AgentClients(), "everstep"), EventWriter(cast(Any, None))
     machines = [Machine(name=name, address=f"{name}:7070") for name in ("m0", "m1")]
     watcher.watched["job/gpt"] = JobView(
@@ -61,19 +61,19 @@ async def test_what_a_worker_knows_is_shown_and_is_in_the_docs() -> None:
     assert {name for name, *_ in shown} == WORKER.keys()
 
 
-async def test_an_address_that_is_none_is_told_before_anything_else() -> None:
+async def test_an_invalid_address_is_reported_first() -> None:
     with pytest.raises(ConfigError, match="--metrics is 'here'"):
         await run_worker(ledger_url="", task_queue="everstep", metrics="here")
 
 
-def test_a_port_of_temporals_metrics_that_is_taken_is_told() -> None:
+def test_a_port_in_use_for_temporals_metrics_is_reported() -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"cannot be served on {address}"):
             temporal_runtime(address)
 
 
-def test_an_address_of_temporals_metrics_that_is_none_is_told() -> None:
+def test_an_invalid_address_for_temporals_metrics_is_reported() -> None:
     with pytest.raises(ConfigError, match="--temporal-metrics is 'here'"):
         temporal_runtime("here")
 

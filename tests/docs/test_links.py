@@ -54,20 +54,20 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert [str(page) for page in pages() if page.is_relative_to(DOCS) and page not in reached] == []
 
 
-def test_the_index_of_decisions_has_the_title_of_each() -> None:
+def test_the_index_of_decisions_has_every_title() -> None:
     records = sorted((DOCS / "adr").glob("0*.md"))
     titles = [(record.name, record.read_text().split("\n", 1)[0].partition(": ")[2]) for record in records]
     index = (DOCS / "adr" / "README.md").read_text()
     assert [name for name, title in titles if f"({name}) | {title} |" not in index] == []
 
 
-def test_every_file_that_a_page_names_is_there() -> None:
+def test_every_file_that_a_page_names_exists() -> None:
     named = {(str(page.relative_to(ROOT)), name) for page in pages() for name in FILE.findall(page.read_text())}
     assert len(named) > 100
     assert [f"{page}: {name}" for page, name in sorted(named) if not list(ROOT.glob(name))] == []
 
 
-def test_every_page_that_the_code_names_is_there() -> None:
+def test_every_page_that_the_code_names_exists() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     code = [ROOT / name for name in listed.stdout.splitlines() if name.endswith((".py", ".toml", ".yml", ".service"))]
     named = {
@@ -80,7 +80,7 @@ def test_every_page_that_the_code_names_is_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / name[1]).exists()] == []
 
 
-def test_the_table_of_the_house_has_every_folder() -> None:
+def test_the_table_of_folders_is_complete() -> None:
     rows = (DOCS / "architecture.md").read_text().partition("\n## The house")[2].splitlines()
     house = {
         row.split("`")[1]: re.findall(r"`(\w+)/`", row.partition(" | ")[2]) for row in rows if row.startswith("| `")

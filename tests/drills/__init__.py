@@ -1,1 +1,1 @@
-"""Drills as tests. They are a package, so that its files share clusters by fixtures of the package's scope."""
+"""Drills as tests. This folder is a package, so that its files share clusters through fixtures with package scope."""

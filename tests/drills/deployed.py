@@ -27,7 +27,7 @@ CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
 POLL_S = 0.5
-"""The pause between two ``status`` commands, of which each takes a second of CPU time."""
+"""The pause between two ``status`` commands; each command takes a second of CPU time."""
 
 
 def blocks(section: str) -> list[str]:

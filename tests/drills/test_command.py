@@ -54,13 +54,13 @@ def test_a_script_reads_the_verdict(tmp_path: Path) -> None:
         ([], 2, "--list"),
     ],
 )
-def test_what_cannot_be_done_is_said_at_once(arguments: list[str], code: int, said: str) -> None:
+def test_an_impossible_drill_is_refused_at_once(arguments: list[str], code: int, said: str) -> None:
     done = subprocess.run([*EVERSTEP, "drill", *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
     assert said in done.stderr
 
 
-def test_what_this_computer_cannot_inject_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_a_fault_that_this_computer_cannot_inject_has_its_own_exit_code(tmp_path: Path) -> None:
     """Here the programs for the fault are missing, since PATH has none."""
     done = subprocess.run(
         [*EVERSTEP, "drill", "slow-link", "--between", "m0", "m1"],
@@ -98,7 +98,7 @@ async def test_a_drill_that_is_terminated_leaves_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.wide
-async def test_a_sweep_finds_the_same_at_each_event() -> None:
+async def test_a_sweep_finds_no_problem_at_any_event() -> None:
     rows: list[SweepRow] = []
     result = await run_sweep(first=3, last=8, every=5, each=rows.append)
     assert result.rows == rows

@@ -51,7 +51,7 @@ async def test_a_file_is_cut_short(spread: DrillOf, went_on: WentOn) -> None:
 
 
 @pytest.mark.usefixtures("room_of_its_own")
-async def test_a_job_without_room_for_its_checkpoints_is_parked_with_numbers(spread: DrillOf) -> None:
+async def test_a_job_without_room_for_its_checkpoints_is_parked(spread: DrillOf) -> None:
     result = await spread("shm-full", machine="m1")
     assert result.problems == [] and result.ok
     assert result.resolution == "parked"
@@ -60,9 +60,7 @@ async def test_a_job_without_room_for_its_checkpoints_is_parked_with_numbers(spr
 
 @pytest.mark.wide
 @pytest.mark.usefixtures("room_of_its_own")
-async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is_left(
-    spread: DrillOf, went_on: WentOn
-) -> None:
+async def test_without_room_for_backups_the_disk_is_used(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("shm-full", fits="own", machine="m1")
     went_on(result, {"own memory": 3, "disk": 1}, lost=0)  # the other ranks still have the disk's step in memory
     assert result.emptied == ["m2"]
@@ -71,9 +69,7 @@ async def test_without_room_for_backups_training_goes_on_and_the_disk_is_what_is
 
 @pytest.mark.wide
 @pytest.mark.usefixtures("room_of_its_own")
-async def test_with_a_full_disk_training_goes_on_and_the_older_checkpoint_is_used(
-    spread: DrillOf, went_on: WentOn
-) -> None:
+async def test_with_a_full_disk_an_older_checkpoint_is_used(spread: DrillOf, went_on: WentOn) -> None:
     result = await spread("disk-full", machine="m1")
     went_on(result, {"disk": 4}, lost=5, observed=1)
     assert result.steps_lost == 5

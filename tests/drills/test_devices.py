@@ -39,7 +39,7 @@ def replaced(result: DrillResult, machine: str = "m1") -> None:
 
 
 @KERNEL_LOG
-async def test_the_kernel_says_that_a_gpu_fell_off_the_bus(drill: DrillOf, cluster: DrillCluster) -> None:
+async def test_the_kernel_reports_that_a_gpu_fell_off_the_bus(drill: DrillOf, cluster: DrillCluster) -> None:
     result = await drill("xid", machine="m1", steps=STEPPING)
     replaced(result)
     [incident] = (await cluster.control.state(result.job)).incidents
@@ -49,7 +49,7 @@ async def test_the_kernel_says_that_a_gpu_fell_off_the_bus(drill: DrillOf, clust
 
 @KERNEL_LOG
 @pytest.mark.wide
-async def test_an_xid_that_the_program_causes_opens_nothing(drill: DrillOf) -> None:
+async def test_an_xid_that_the_program_causes_opens_no_incident(drill: DrillOf) -> None:
     went_on(await drill("xid", machine="m0", code=31), incidents=0)
 
 
@@ -85,7 +85,7 @@ async def test_a_file_system_turns_read_only(drill: DrillOf) -> None:
 
 
 @pytest.mark.wide
-async def test_without_another_machine_a_fault_is_told_and_the_job_goes_on_with_it(spread: DrillOf) -> None:
+async def test_without_another_machine_the_job_continues_with_the_fault(spread: DrillOf) -> None:
     went_on(await spread("gpu-lost", machine="m1", steps=40))
 
 

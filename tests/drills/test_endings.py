@@ -1,4 +1,4 @@
-"""Real jobs that end, hang or fail in ways that are easily confused with others."""
+"""Real jobs that end, hang or fail in ways that are easily confused."""
 
 from __future__ import annotations
 
@@ -115,26 +115,26 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
             if state.status == "parked":
                 await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
             await cluster.control.result(name)
-        # The status from before the job was abandoned, and everything else from after that.
+        # The status is from before the job was abandoned; everything else is from after that.
         return (await cluster.control.state(name)).model_copy(update={"status": state.status})
 
     return until_over
 
 
-async def test_breaking_out_of_the_loop_is_an_end_like_any_other(run: Run) -> None:
+async def test_breaking_out_of_the_loop_is_a_normal_end(run: Run) -> None:
     state = await run(BREAKS, stop={"exit_grace_s": 0.5}, hang={"floor_s": 1.0})
 
     assert (state.outcome, len(state.lineage)) == ("finished after 0 incidents", 1)
 
 
-async def test_reports_without_a_loop_are_steps_and_their_end_is_one(run: Run) -> None:
+async def test_reports_without_a_loop_are_steps_and_the_job_can_finish(run: Run) -> None:
     state = await run(WITHOUT_LOOP, confirm={"start_timeout_s": 20.0, "timeout_s": 20.0})
 
     assert (state.outcome, len(state.lineage), state.unconfirmed) == ("finished after 0 incidents", 1, "")
     assert state.showing.kind == "calls"
 
 
-async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run) -> None:
+async def test_a_rank_that_leaves_while_the_others_train_is_an_incident(run: Run) -> None:
     state = await run(LEAVES, stop={"exit_grace_s": 1.0})
 
     assert state.outcome == "finished after 1 incident"
@@ -143,7 +143,7 @@ async def test_a_rank_that_leaves_while_the_others_go_on_is_an_incident(run: Run
 
 
 @pytest.mark.wide
-async def test_a_first_step_that_takes_longer_than_a_hang_is_waited_for_in_every_process(run: Run) -> None:
+async def test_a_long_first_step_is_awaited_in_every_generation(run: Run) -> None:
     state = await run(SLOW_FIRST_STEP, hang={"floor_s": 2.0})
 
     assert state.outcome == "finished after 1 incident"
@@ -152,7 +152,7 @@ async def test_a_first_step_that_takes_longer_than_a_hang_is_waited_for_in_every
     assert state.first_step_s > 6
 
 
-async def test_a_hang_before_the_first_step_of_all_is_noticed(run: Run) -> None:
+async def test_a_hang_before_any_step_is_noticed(run: Run) -> None:
     state = await run(HANGS, confirm={"start_timeout_s": 3.0, "timeout_s": 3.0, "alive_s": 0.5})
 
     assert state.outcome == "finished after 1 incident"
@@ -171,7 +171,7 @@ async def test_a_slow_import_that_fails_each_time_never_recovers(run: Run) -> No
 
 
 @pytest.mark.wide
-async def test_a_script_that_showed_steps_is_not_recovered_by_living(run: Run) -> None:
+async def test_a_script_that_showed_steps_is_confirmed_only_by_steps(run: Run) -> None:
     state = await run(FAILS_AFTER_STEPS, confirm={"alive_s": 0.5}, retry={"max_attempts": 10})
 
     assert (state.status, len(state.lineage)) == ("parked", 4)

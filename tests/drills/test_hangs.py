@@ -27,7 +27,7 @@ async def test_a_rank_that_is_stopped(drill: DrillOf) -> None:
     left(await drill("stop-rank", ranks=[2]), "m1")
 
 
-async def test_a_rank_that_skips_a_collective_and_what_is_kept_of_it(drill: DrillOf, cluster: DrillCluster) -> None:
+async def test_a_rank_skips_a_collective_and_the_ledger_has_the_samples(drill: DrillOf, cluster: DrillCluster) -> None:
     result = await drill("skip-collective", ranks=[1])
     left(result, "m0")
     ledger = await cluster.control.ledger()
@@ -38,12 +38,12 @@ async def test_a_rank_that_skips_a_collective_and_what_is_kept_of_it(drill: Dril
 
 @pytest.mark.wide
 @pytest.mark.parametrize(("fault", "rank"), [("deadlock", 3), ("hang-dataloader", 0), ("spin", 2)])
-async def test_a_rank_that_waits_or_computes_for_ever(drill: DrillOf, fault: str, rank: int) -> None:
+async def test_a_rank_waits_or_computes_for_ever(drill: DrillOf, fault: str, rank: int) -> None:
     left(await drill(fault, ranks=[rank]), f"m{rank // 2}")
 
 
 @pytest.mark.wide
-async def test_an_order_that_works_on_no_machine_costs_none(drill: DrillOf, recovered: Recovered) -> None:
+async def test_a_wrong_order_of_collectives_evicts_no_machine(drill: DrillOf, recovered: Recovered) -> None:
     result = await drill("wrong-order")
     recovered(result)
     assert result.evicted == []

@@ -25,7 +25,7 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
 @pytest.mark.wide
-async def test_a_rank_of_the_whole_mesh_is_killed(drill: DrillOf, recovered: Recovered) -> None:
+async def test_a_rank_in_a_mesh_with_all_axes_is_killed(drill: DrillOf, recovered: Recovered) -> None:
     result = await drill("kill-rank", machines=4, tp=2, pp=2, ranks=[5], at_step=12, steps=30)
     recovered(result)
     assert result.steps == 30
@@ -47,9 +47,7 @@ async def test_two_ranks_at_once_are_one_incident(drill: DrillOf, recovered: Rec
     recovered(await drill("kill-rank", ranks=[1, 2]))
 
 
-async def test_a_kill_in_the_middle_of_a_save_costs_no_more_than_that_step(
-    drill: DrillOf, recovered: Recovered
-) -> None:
+async def test_a_kill_during_a_save_costs_only_that_step(drill: DrillOf, recovered: Recovered) -> None:
     recovered(await drill("kill-during-save", ranks=[2]))
 
 
@@ -74,14 +72,14 @@ async def test_a_rank_leaves_early(drill: DrillOf, recovered: Recovered, code: i
     recovered(await drill("exit-rank", ranks=[1], code=code))
 
 
-async def test_a_loss_that_is_nan_goes_back_to_before_it(drill: DrillOf) -> None:
+async def test_after_a_nan_loss_the_job_resumes_from_before_the_nan(drill: DrillOf) -> None:
     result = await drill("nan", ranks=[2], at_step=12, step_seconds=0.1)
     assert result.problems == []
     assert result.ok and result.resolution == "reattempt" and result.losses_match and result.state_match
     assert len(result.incidents) == 1 and result.leaked == []
 
 
-async def test_a_machine_that_computes_a_wrong_bit_is_found_and_leaves(drill: DrillOf) -> None:
+async def test_a_machine_that_computes_a_wrong_bit_is_evicted(drill: DrillOf) -> None:
     """Bitwise alignment finds the machine; the loss cannot show it, since it is a mean over ranks."""
     result = await drill("bitflip", machines=3, ranks_per_machine=1, tp=1, pp=1, machine="m1", at_step=12, steps=40)
     assert result.problems == []
@@ -90,9 +88,7 @@ async def test_a_machine_that_computes_a_wrong_bit_is_found_and_leaves(drill: Dr
     assert "diagnose" in [name for name, _ in result.stages]
 
 
-async def test_a_script_that_knows_nothing_of_everstep(
-    drill: DrillOf, recovered: Recovered, cluster: DrillCluster
-) -> None:
+async def test_a_script_without_the_library(drill: DrillOf, recovered: Recovered, cluster: DrillCluster) -> None:
     script = [str(example("ddp_plain.py")), "--out", "{run}", "--steps", "40", "--every", "5"]
     script += ["--step-seconds", "0.05"]
     result = await drill("kill-rank", ranks=[1], tp=1, at_step=12, script=script)
@@ -107,7 +103,7 @@ async def test_a_script_that_knows_nothing_of_everstep(
 
 
 @pytest.mark.wide
-async def test_the_same_step_again_and_again_ends_parked(drill: DrillOf) -> None:
+async def test_repeated_failures_at_one_step_park_the_job(drill: DrillOf) -> None:
     result = await drill("kill-rank", ranks=[1], times=3)
     assert result.problems == []
     assert result.ok and result.resolution == "parked"
@@ -116,14 +112,14 @@ async def test_the_same_step_again_and_again_ends_parked(drill: DrillOf) -> None
     assert result.leaked == [] and result.duplicates == 0
 
 
-async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillCluster) -> None:
+async def test_an_operator_can_resume_a_parked_job(cluster: DrillCluster) -> None:
     request = drill_request(
         fault="kill-rank", ranks=[1], times=3, machines=2, ranks_per_machine=2, tp=2, pp=1, at_step=4, steps=12
     )
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test has that rung
+    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test covers this rung
     spec = spec.model_copy(update={"policy": spec.policy.changed(untested)})
     given = planned(request, spec, plan, cluster)
     given.write()
@@ -144,7 +140,7 @@ async def test_a_parked_job_goes_on_when_an_operator_says_so(cluster: DrillClust
     assert [one.resolution for one in state.incidents] == ["resumed by operator"]
 
 
-async def test_a_killed_client_stops_nothing(cluster: DrillCluster) -> None:
+async def test_a_job_continues_after_its_client_was_killed(cluster: DrillCluster) -> None:
     name = cluster.next_name("orphaned")
     command = [sys.executable, "-P", "-m", "console.main", "run", "--cluster", cluster.name, "--no-up"]
     command += ["--name", name, "--machines", "2", "--ranks-per-machine", "1", "--json"]

@@ -48,7 +48,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
         pytest.param(4, 52, {"together", "within"}, marks=pytest.mark.wide),
     ],
 )
-def test_faults_meet_each_other_and_a_soak_that_is_killed_goes_on_with_the_rest(
+def test_a_killed_soak_is_resumed_with_the_remaining_faults(
     tmp_path: Path, faults: int, seed: int, hows: set[How]
 ) -> None:
     folder = tmp_path / "soak"

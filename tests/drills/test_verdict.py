@@ -72,7 +72,7 @@ REQUEST = drill_request(fault="kill-rank")
 SPEC = REQUEST.spec("job", {})
 
 
-def test_a_recovery_as_it_should_be() -> None:
+def test_a_correct_recovery() -> None:
     result = judge(REQUEST, SPEC, facts())
     assert result.ok and result.problems == []
     assert (result.detected_s, result.recovered_s) == (0.25, 2.0)
@@ -103,13 +103,13 @@ def test_a_recovery_as_it_should_be() -> None:
         ({"duplicates": 1}, "two processes"),
     ],
 )
-def test_what_is_not_right_is_named(changed: dict[str, Any], said: str) -> None:
+def test_each_problem_is_named(changed: dict[str, Any], said: str) -> None:
     result = judge(REQUEST, SPEC, facts(**changed))
     assert not result.ok
     assert any(said in problem for problem in result.problems), result.problems
 
 
-def test_a_killed_agent_deserves_that_nothing_happens() -> None:
+def test_a_killed_agent_must_cause_no_incident() -> None:
     request = drill_request(fault="kill-agent")
     calm = facts(
         incidents=[],
@@ -141,7 +141,7 @@ def lost(steps: int, **seen: Any) -> DrillFacts:
     )
 
 
-def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> None:
+def test_a_strike_may_cost_the_promised_steps_and_starts_the_clock() -> None:
     request = drill_request(fault="kill-machine")
     result = judge(request, SPEC, lost(4, promise=Promise(4, "step 6 is the latest")))
     assert result.ok, result.problems
@@ -152,7 +152,7 @@ def test_a_strike_may_cost_what_was_promised_and_the_clock_starts_with_it() -> N
     assert judge(request, SPEC, lost(4, promise=nothing)).problems == ["no step is left"]
 
 
-def test_damage_and_empty_machines_must_be_told() -> None:
+def test_damaged_copies_and_emptied_machines_must_be_reported() -> None:
     request = drill_request(fault="flip-bit", where="file")
     damaged = Damaged(Path("rank-5.safetensors"), 5, 20, "bit 0 of byte 7 flipped")
     silent = lost(1, damaged=[damaged], emptied=["m2"])
@@ -166,7 +166,7 @@ def test_damage_and_empty_machines_must_be_told() -> None:
     assert result.damaged == ["rank 5, step 20: rank-5.safetensors: bit 0 of byte 7 flipped"]
 
 
-def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
+def test_full_file_systems_must_be_reported_and_full_memory_must_park_the_job() -> None:
     assert (
         "no agent reported a problem although disk is full"
         in judge(drill_request(fault="disk-full"), SPEC, lost(1)).problems
@@ -180,7 +180,7 @@ def test_full_file_systems_must_be_told_of_and_no_room_at_all_parks() -> None:
     assert not judge(request, SPEC, replace(parked, parked=False)).ok
 
 
-def test_what_no_replay_shows_parks_is_told_and_has_nobody_leave() -> None:
+def test_a_fault_that_no_replay_shows_must_park_the_job_without_an_eviction() -> None:
     request = drill_request(fault="bitflip", machine="m1", only_in_job=True, shows_every=0)
     said = "replay: not reproduced on groups of 2 machines in 4 runs: … is missed with probability 0.062, and …"
     parked = facts(outcome="failed", parked=True, incidents=[], texts=[said])
@@ -213,27 +213,27 @@ def test_a_peer_that_hangs_must_not_slow_training_down(during: float, ok: bool) 
     assert any("did not fall behind" in problem for problem in judge(request, SPEC, calm).problems)
 
 
-def test_why_a_fault_could_not_be_injected_is_said_instead_of_that_it_did_not_fire() -> None:
+def test_the_reason_why_a_fault_could_not_be_injected_is_named() -> None:
     result = judge(REQUEST, SPEC, facts(marks={"strike": None}, seen=DrillObservations(trouble="step 8 was not saved")))
     assert result.problems[0] == "step 8 was not saved"
 
 
-def test_what_was_not_moved_lay_in_its_own_memory() -> None:
+def test_ranks_without_a_copied_state_were_restored_from_their_own_memory() -> None:
     moved = [
-        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # of an earlier choice, which failed
+        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # an earlier choice, which failed
         CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
         CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]
     assert restored_from(moved, 8, 15) == {"own memory": 6, "backup": 1, "disk": 1}
 
 
-def test_again_and_again_deserves_an_operator() -> None:
+def test_repeated_failures_must_park_the_job() -> None:
     request = drill_request(fault="kill-rank", times=3)
     assert judge(request, SPEC, facts(outcome="failed", parked=True)).ok
     assert not judge(request, SPEC, facts(parked=False)).ok
 
 
-def test_tails_are_told() -> None:
+def test_a_summary_has_median_p90_and_maximum() -> None:
     runs = [DrillResult(fault="kill-rank", ok=True, recovered_s=float(n), detected_s=0.1) for n in range(1, 11)]
     told = summary(runs)
     assert told["recovered_s"] == {"median": 5.5, "p90": 9.0, "max": 10.0}
@@ -241,7 +241,7 @@ def test_tails_are_told() -> None:
     assert summary([DrillResult(fault="kill-rank")])["recovered_s"] is None
 
 
-def test_no_recovery_waits_for_the_ledger_and_the_ledger_has_it_in_the_end() -> None:
+def test_a_recovery_must_not_wait_for_the_ledger_which_must_have_it_later() -> None:
     request = drill_request(fault="kill-postgres")
     marks: dict[str, Any] = {"kill-postgres": {"time_ns": 9 * SECOND}, "strike": {"time_ns": 10 * SECOND}}
     away = facts(marks=marks, seen=DrillObservations(Absence(9 * SECOND, 20 * SECOND)))

@@ -35,7 +35,9 @@ async def run_job(name: str, script: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
-async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round_: int) -> None:
+async def test_each_cluster_has_its_own_server_and_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, round_: int
+) -> None:
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
@@ -56,7 +58,7 @@ async def test_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             local.down(name)
 
 
-def test_two_people_type_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_people_start_clusters_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clusters are started at once by two processes."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     command = [sys.executable, "-P", "-m", "console.main", "up", "--machines", "1", "--standbys", "0", "--workers", "1"]

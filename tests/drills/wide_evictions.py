@@ -30,7 +30,7 @@ WentOn = Callable[..., None]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, large enough for a job of ten machines, and for three that replace others."""
+    """One cluster, which is large enough for a job of ten machines and three replacements."""
     shared = Clusters(machines=11, standbys=2)
     yield shared
     assert await shared.close() == []
@@ -50,7 +50,7 @@ async def test_each_fault_that_names_its_machine_evicts_it(drill: DrillOf, reaso
 
 
 @pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
-async def test_each_machine_stays_away(drill: DrillOf, machine: str) -> None:
+async def test_each_machine_is_lost_for_good(drill: DrillOf, machine: str) -> None:
     """One of the machines has rank 0 and the rendezvous store."""
     on_others(await drill("kill-machine", machine=machine, gone=True, **WHOLE), machine)
 
@@ -65,11 +65,11 @@ GROUPS = {
 
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("kind", GROUPS)
-async def test_each_group_stays_away(drill: DrillOf, kind: str, index: int) -> None:
+async def test_each_group_is_lost_for_good(drill: DrillOf, kind: str, index: int) -> None:
     on_others(await drill("kill-group", kind=kind, index=index, gone=True, **WHOLE), *GROUPS[kind][index])
 
 
-async def test_two_ranks_that_are_stopped_at_once(drill: DrillOf) -> None:
+async def test_two_ranks_are_stopped_at_once(drill: DrillOf) -> None:
     """Both ranks are named, and both machines leave; neither machine has backups of the other."""
     on_others(await drill("stop-rank", ranks=[1, 3], **WHOLE), "m0", "m1")
 
@@ -80,14 +80,14 @@ async def test_each_rank_hangs(drill: DrillOf, rank: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(4))
-async def test_a_quarter_of_the_machines_stays_away_at_once(drill: DrillOf, index: int) -> None:
+async def test_a_quarter_of_the_machines_is_lost_for_good(drill: DrillOf, index: int) -> None:
     """These machines could be behind one switch. Standbys replace them, without an operator."""
     on_others(
         await drill("kill-group", kind="tp", index=index, gone=True, **EIGHT), f"m{2 * index}", f"m{2 * index + 1}"
     )
 
 
-async def test_a_standby_that_is_sick_gives_way_to_the_next_one(drill: DrillOf) -> None:
+async def test_a_faulty_standby_is_replaced_by_the_next_one(drill: DrillOf) -> None:
     result = await drill("kill-machine", machine="m1", gone=True, standby="sick", **SMALL)
     assert result.problems == []
     assert result.resolution == "eviction"
@@ -96,13 +96,13 @@ async def test_a_standby_that_is_sick_gives_way_to_the_next_one(drill: DrillOf) 
     assert result.losses_match is True and result.generations == 2
 
 
-async def test_a_standby_that_dies_while_it_is_made_ready_gives_way_to_the_next_one(drill: DrillOf) -> None:
+async def test_a_standby_that_dies_during_its_preparation_is_replaced_by_the_next_one(drill: DrillOf) -> None:
     result = await drill("kill-machine", machine="m1", gone=True, standby="dies", **SMALL)
     assert (result.evicted[0], len(result.evicted)) == ("m1", 2)
     on_others(result, *result.evicted)
 
 
-async def test_where_the_pool_is_empty_the_job_takes_the_first_machine_that_comes(drill: DrillOf) -> None:
+async def test_with_an_empty_pool_the_job_gets_the_first_new_machine(drill: DrillOf) -> None:
     on_others(await drill("kill-machine", machine="m1", gone=True, standby="late", **SMALL), "m1")
 
 
@@ -112,7 +112,7 @@ async def test_where_the_pool_is_empty_the_job_takes_the_first_machine_that_come
 async def test_the_control_plane_dies_while_a_machine_is_replaced(
     drill: DrillOf, part: str, moment: str, stage: str
 ) -> None:
-    """The first job failed; the ranks of the second job step until their machine is replaced."""
+    """In the first drill the machine is lost. In the second drill it has a fault, and its ranks step meanwhile."""
     strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
     on_others(await drill(part, during="gpu-lost", **(strike | STEPPING)), "m1")
@@ -120,7 +120,7 @@ async def test_the_control_plane_dies_while_a_machine_is_replaced(
 
 @pytest.mark.parametrize("part", CONTROL)
 @pytest.mark.parametrize("moment", MOMENTS[:2])
-async def test_the_control_plane_dies_while_a_machine_is_waited_for(drill: DrillOf, part: str, moment: str) -> None:
+async def test_the_control_plane_dies_while_a_job_waits_for_a_machine(drill: DrillOf, part: str, moment: str) -> None:
     strike: dict[str, Any] = {"in_stage": "await", "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, standby="late", **strike), "m1")
 
@@ -135,33 +135,35 @@ def nobody_left(result: DrillResult, resolution: str, incidents: int) -> None:
 
 @KERNEL_LOG
 @pytest.mark.parametrize(("code", "incidents"), [(45, 0), (31, 0), (63, 0), (94, 1)])
-async def test_an_xid_everywhere_at_once_takes_nobody_out(drill: DrillOf, code: int, incidents: int) -> None:
+async def test_an_xid_on_all_machines_evicts_no_machine(drill: DrillOf, code: int, incidents: int) -> None:
     """The Xid is a program's fault, shows no cause, or is contained by the GPU: its verdict is unknown or not sure."""
     nobody_left(await drill("xid", code=code, everywhere=True, **FOUR), "observed", incidents)
 
 
 @KERNEL_LOG
-async def test_a_sure_fault_that_all_machines_have_is_of_what_they_share(drill: DrillOf) -> None:
+async def test_a_sure_fault_that_all_machines_have_evicts_no_machine(drill: DrillOf) -> None:
     nobody_left(await drill("machine-fault", reason="xid-79", everywhere=True, **FOUR), "observed", 1)
 
 
 @KERNEL_LOG
 @pytest.mark.parametrize("code", [31, 45])
-async def test_a_rank_that_dies_beside_an_unknown_verdict_is_tried_again(drill: DrillOf, code: int) -> None:
+async def test_a_dead_rank_with_an_unknown_verdict_is_tried_again(drill: DrillOf, code: int) -> None:
     result = await drill("xid", machine="m1", code=code, then="kill-rank", **(SMALL | {"steps": 40}))
     nobody_left(result, "reattempt", 1)
 
 
 @pytest.mark.parametrize("seconds", [4.0, 12.0])
-async def test_where_a_third_of_the_agents_is_silent_the_breaker_holds(drill: DrillOf, seconds: float) -> None:
+async def test_if_a_third_of_the_agents_is_silent_the_breaker_prevents_evictions(
+    drill: DrillOf, seconds: float
+) -> None:
     """The job continues without an operator as soon as the agents answer."""
     nobody_left(await drill("hang-agents", count=3, seconds=seconds, **TEN), "reattempt", 1)
 
 
-async def test_a_dead_agent_on_a_machine_that_steps_takes_nobody_out(drill: DrillOf) -> None:
+async def test_a_dead_agent_on_a_machine_that_steps_evicts_no_machine(drill: DrillOf) -> None:
     sizes = {name: value for name, value in SMALL.items() if name != "steps"}
     nobody_left(await drill("kill-agent", machine="m1", gone=True, **sizes), "absorbed", 0)
 
 
-async def test_an_agent_that_hangs_on_a_machine_that_steps_takes_nobody_out(drill: DrillOf) -> None:
+async def test_a_hanging_agent_on_a_machine_that_steps_evicts_no_machine(drill: DrillOf) -> None:
     nobody_left(await drill("hang-peer", machine="m1", seconds=15.0, **(SMALL | {"steps": 130})), "absorbed", 0)

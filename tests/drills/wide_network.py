@@ -47,14 +47,14 @@ def test_a_link_is_down(seconds: str) -> None:
     assert found["steps_lost"] <= 1
 
 
-def test_a_link_that_is_down_for_long_costs_a_standby_and_no_two_copies_step() -> None:
+def test_a_long_outage_of_a_link_costs_a_standby_and_no_rank_runs_twice() -> None:
     """The machine comes back with its ranks, which hang. No job gets the machine before these ranks have ended."""
     found = drill("link-down", "--machine", "m2", "--seconds", "60", standbys=1, evicted=["m2"])
     assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
     assert found["steps_lost"] <= 1
 
 
-def test_a_link_that_is_down_for_a_moment_costs_no_standby() -> None:
+def test_a_short_outage_of_a_link_costs_no_standby() -> None:
     assert drill("link-down", "--machine", "m2", "--seconds", "6", standbys=1)["resolution"] == "reattempt"
 
 
@@ -64,7 +64,7 @@ def test_a_machine_is_cut_off_from_the_control_host() -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill-postgres", "kill-workers"])
-def test_the_control_plane_is_hurt_and_a_rank_dies(fault: str) -> None:
+def test_a_part_of_the_control_plane_is_killed_and_a_rank_dies(fault: str) -> None:
     found = drill(fault, "--rank", "1", "--seconds", "5")
     assert found["resolution"] == "reattempt"
     assert len(found["incidents"]) == 1
@@ -90,7 +90,7 @@ def test_a_slow_link_costs_no_machine() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("m1", "m2"), ("m0", "m3")])
-def test_between_two_machines_no_packet_passes(one: str, other: str) -> None:
+def test_no_packet_passes_between_two_machines(one: str, other: str) -> None:
     """Samples of the ranks name no machine, and a restart does not help, but a test between machines finds the link.
     The machines are, for example, m0, which has the rendezvous store, and m3."""
     found = drill("cut-link", "--between", one, other, sizes=FOUR, standbys=1, evicted=[other])

@@ -45,7 +45,7 @@ async def test_the_control_plane_dies_in_a_vote(drill: DrillOf, part: str) -> No
     found(await drill(part, machine="m1", during="slow-machine", in_stage="vote", **JOB), "m1")
 
 
-async def test_work_that_is_uneven_by_itself_costs_no_machine(drill: DrillOf) -> None:
+async def test_a_job_with_uneven_work_loses_no_machine(drill: DrillOf) -> None:
     result = await drill("uneven-work", ranks=[1], **JOB)
     assert result.problems == []
     assert (result.ok, result.evicted, result.steps_lost, result.generations) == (True, [], 0, 1)

@@ -1,4 +1,4 @@
-"""Scripts in which something lives from one body of the loop to the next; ``across_bodies.py NAME`` runs one of them.
+"""Scripts with state that lives from one body of the loop to the next. ``across_bodies.py NAME`` runs one of them.
 
 Each script is a function that returns the things for ``run.checkpoint``, and the body of the loop.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import everstep
-from tests.examples import gradients_across_bodies  # noqa: F401 (its scripts are among them)
+from tests.examples import gradients_across_bodies  # noqa: F401 (it defines further scripts)
 from tests.examples.bodies import SCRIPTS, STEPS, Numbers, Script, adamw, batch, last_of_window, network, script
 
 

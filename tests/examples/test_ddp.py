@@ -12,7 +12,7 @@ SMALL = ["--dim", "16", "--context", "8", "--batch", "8", "--steps", "9"]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("dp", "accumulate"), [(2, 1), pytest.param(3, 1, marks=pytest.mark.wide), (2, 4)])
-def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, accumulate: int) -> None:
+def test_a_killed_and_resumed_job_has_the_losses_of_an_undisturbed_job(make_job: Any, dp: int, accumulate: int) -> None:
     options = [*SMALL, "--accumulate", str(accumulate)]
     undisturbed = make_job("ddp.py", options, dp=dp)
     assert set(undisturbed.launch()) == {0}

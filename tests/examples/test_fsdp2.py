@@ -20,7 +20,7 @@ SMALL = ["--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch
 @pytest.mark.parametrize(
     ("dp", "fault"), [pytest.param(2, "kill-rank", marks=pytest.mark.wide), (3, "kill-during-save")]
 )
-def test_killed_and_resumed_is_equal_to_undisturbed(make_job: Any, dp: int, fault: str) -> None:
+def test_a_killed_and_resumed_job_has_the_losses_of_an_undisturbed_job(make_job: Any, dp: int, fault: str) -> None:
     undisturbed = make_job("fsdp2.py", SMALL, dp=dp)
     assert set(undisturbed.launch()) == {0}
     assert len(set(undisturbed.losses.values())) == 8  # a loss is the mean over all ranks, so a step has one value
@@ -55,7 +55,7 @@ def losses(job: Any) -> dict[int, float]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.wide)])
-def test_a_job_goes_on_with_other_sizes_from_disk(make_job: Any, old: int, new: int) -> None:
+def test_a_job_with_other_sizes_continues_from_disk(make_job: Any, old: int, new: int) -> None:
     """Without dropout a step depends only on weights and batch, which are the same for any number of ranks."""
     options = [*SMALL, "--dropout", "0"]
     undisturbed = make_job("fsdp2.py", options, dp=old)

@@ -25,7 +25,7 @@ SMALL = Sizes(machines=4, ranks_per_machine=1, tp=2, pp=1)
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from([Sizes(), SMALL]))
 @settings(max_examples=40)
-def test_a_plan_has_the_faults_that_were_asked_for_and_each_makes_sense(seed: int, faults: int, sizes: Sizes) -> None:
+def test_a_plan_has_the_requested_number_of_valid_faults(seed: int, faults: int, sizes: Sizes) -> None:
     plan = draw(seed, faults, sizes)
     assert plan == draw(seed, faults, sizes)
     assert faults <= plan.faults <= faults + 1
@@ -38,14 +38,14 @@ def test_a_plan_has_the_faults_that_were_asked_for_and_each_makes_sense(seed: in
             assert plan.gate(index) < last < plan.gate(index + 1) == plan.gate(index) + GAP
 
 
-def test_every_kind_of_the_catalogue_is_drawn_or_left_out_with_a_reason() -> None:
+def test_every_kind_of_fault_is_drawn_or_left_out_with_a_reason() -> None:
     drawn = {kind.name for kind in soaked()}
     assert drawn | left_out().keys() == {fault.name for fault in FAULTS}
     assert not drawn & left_out().keys() and all(left_out().values())
     assert {kind for _, kinds in meetings() for kind in kinds} == drawn
 
 
-def test_four_seeds_bring_every_meeting_and_every_kind_often() -> None:
+def test_four_seeds_draw_every_meeting_and_every_kind_often() -> None:
     plans = [draw(seed, 300) for seed in (75, 120, 169, 284)]
     counts = Counter(kind for plan in plans for episode in plan.episodes for kind in episode.kinds)
     assert min(counts[kind.name] for kind in soaked()) >= 11
@@ -53,7 +53,7 @@ def test_four_seeds_bring_every_meeting_and_every_kind_often() -> None:
     assert met == set(meetings())
 
 
-def test_faults_of_devices_are_jobs_of_their_own_on_machines_that_have_the_device() -> None:
+def test_faults_of_devices_have_their_own_jobs_on_machines_with_the_device() -> None:
     settings_of = {
         kind: episode.setting for episode in draw(1, 300).episodes for kind in episode.kinds if episode.own_job
     }
@@ -66,7 +66,7 @@ def test_faults_of_devices_are_jobs_of_their_own_on_machines_that_have_the_devic
     }
 
 
-def test_a_plan_is_data(tmp_path: Path) -> None:
+def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
     plan = draw(5, 40)
     plan.write(tmp_path / "plan.json")
     assert SoakPlan.read(tmp_path / "plan.json") == plan
@@ -97,7 +97,7 @@ def test_each_rung_of_the_ladder_finds_some_of_the_flipped_bits() -> None:
     assert shown == {(False, False), (True, False), (False, True)}
 
 
-def test_a_plan_is_checked_without_asking_the_machine_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_checked_without_checking_this_computer(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = draw(1, 120)
     assert {"network", "own jobs"} <= {episode.setting for episode in plan.episodes}
 
@@ -121,7 +121,7 @@ def test_a_plan_is_checked_without_asking_the_machine_what_it_can_do(monkeypatch
         ({"how": "within", "faults": [{"fault": "raise"}, {"fault": "kill-machine"}]}, "within needs a stage"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+def test_an_invalid_plan_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
     second = {"number": 2, "faults": [{"fault": "kill-rank"}]}
     (tmp_path / "plan.json").write_text(json.dumps({"seed": 1, "episodes": [{"number": 1} | changes, second]}))
     with pytest.raises(ConfigError, match=said):
@@ -162,7 +162,7 @@ def choose(tmp_path: Path, **given: object) -> tuple[SoakPlan, Path]:
     return chosen(**(base | given))  # type: ignore[arg-type]
 
 
-def test_what_is_asked_for_is_chosen_or_refused(tmp_path: Path) -> None:
+def test_valid_options_give_a_plan_and_invalid_options_are_refused(tmp_path: Path) -> None:
     plan, folder = choose(tmp_path)
     assert (plan, folder) == (draw(1, 3), tmp_path / "soak")
     only, _ = choose(tmp_path, only=["kill-rank", "kill-machine"])

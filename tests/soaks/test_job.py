@@ -8,7 +8,7 @@ from everstep.rank import drill_faults as faults
 from soaks.job import GATE_S, STRIKE_S, SoakGate
 
 
-def test_where_a_job_waits_for_a_strike_is_no_gate(tmp_path: Path) -> None:
+def test_a_wait_for_a_strike_is_not_counted_as_a_gate(tmp_path: Path) -> None:
     gate, strikes = SoakGate(tmp_path, 30, 2), SoakGate(tmp_path, 28, 2, "strikes", STRIKE_S)
     assert [hold["hold_s"] for hold in (*gate.holds(), *strikes.holds())] == [GATE_S] * 2 + [STRIKE_S] * 2
 

@@ -28,7 +28,7 @@ def result(*episodes: EpisodeResult) -> SoakResult:
     return SoakResult(seed=7, planned=10, episodes=list(episodes))
 
 
-def test_what_did_not_fire_is_tried_and_not_survived() -> None:
+def test_a_fault_that_did_not_fire_counts_as_tried_and_not_as_survived() -> None:
     found = result(GOOD, ABSORBED, UNFIRED)
     assert found.ok
     told = found.summary()
@@ -37,7 +37,7 @@ def test_what_did_not_fire_is_tried_and_not_survived() -> None:
     assert (told["recovered_s_median"], told["recovered_s_max"], told["meetings"]) == (1.25, 1.25, 2)
 
 
-def test_a_violation_is_no_success_wherever_it_was_seen() -> None:
+def test_a_soak_with_any_violation_fails() -> None:
     assert not result(GOOD, VIOLATED).ok
     assert result(GOOD, VIOLATED).survived["kill-rank"] == 1
     at_the_end = result(GOOD)
@@ -45,7 +45,7 @@ def test_a_violation_is_no_success_wherever_it_was_seen() -> None:
     assert not at_the_end.ok and at_the_end.summary()["violated"] == 1
 
 
-def test_a_script_reads_episodes_and_figures() -> None:
+def test_the_json_has_the_episodes_and_figures() -> None:
     told = json.loads(report.as_json(result(GOOD, VIOLATED)))
     assert [one["number"] for one in told["episodes"]] == [1, 4]
     assert told["by_kind"]["kill-rank"] == {"tried": 2, "survived": 1}
@@ -53,7 +53,7 @@ def test_a_script_reads_episodes_and_figures() -> None:
     assert SoakResult.model_validate(told) == result(GOOD, VIOLATED), "another process can read the result"
 
 
-def test_a_person_reads_what_was_violated_and_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_has_violations_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = result(GOOD, ABSORBED, UNFIRED, VIOLATED)
     found.reduced, found.kept = [4], "/tmp/home/clusters/drill-1"
     for one in found.episodes:
@@ -69,7 +69,7 @@ def test_a_person_reads_what_was_violated_and_what_to_run(tmp_path: Path, capsys
     assert "down --cluster drill-1 --purge" in flat
 
 
-def test_an_episode_that_was_not_written_whole_was_not_done(tmp_path: Path) -> None:
+def test_an_incompletely_written_episode_counts_as_not_done(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     assert journal.read() == ([], [])
     journal.add(GOOD)
@@ -94,7 +94,7 @@ def rest_of(folder: Path, *done: EpisodeResult | PartResult) -> list[int]:
     return [one.number for one in soak.rest(episodes, {one.setting for one in ends}).episodes]
 
 
-def test_a_soak_that_goes_on_looks_at_every_end(tmp_path: Path) -> None:
+def test_a_resumed_soak_checks_the_end_of_every_job(tmp_path: Path) -> None:
     plan = draw(4, 40)
     of = {setting: [one.number for one in part.episodes] for setting, part in plan.parts()}
     assert len(of) > 1

@@ -107,9 +107,9 @@ class ScriptedCluster:
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: machines that did not answer now answer."""
+    """When this event is set, machines that did not answer before answer."""
     silent_s: float = 30.0
-    """A wait for silent machines that is not longer than this, seconds, ends at once without an answer."""
+    """A wait for silent machines of at most this time, seconds, ends at once without an answer."""
     leases: list[LeaseRequest] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Machines that the pool refuses to lease → the reasons."""
@@ -339,7 +339,7 @@ class Jobs:
         """Start a job of two ranks on two machines.
 
         Args:
-            state: More fields of its ``JobState``; of ``versions``, the last version runs.
+            state: More fields of its ``JobState``; if it has ``versions``, the last version runs.
             checkpoint: Its checkpoint policy.
             policy: Groups of its recovery policy.
         """
@@ -410,7 +410,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With the option, let tests that are marked with names of histories record these."""
+    """With the option, let marked tests record the histories that their marks name."""
     if config.getoption("--record-histories"):
         for item in items:
             if isinstance(item, pytest.Function) and item.get_closest_marker("history"):
@@ -419,7 +419,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 async def recorded(request: pytest.FixtureRequest, temporal: Client) -> AsyncIterator[None]:
-    """Store the histories with whose names the test is marked, after the test."""
+    """After the test, store the histories that its marks name."""
     since = datetime.now(UTC)
     yield
     marker = request.node.get_closest_marker("history")
@@ -435,7 +435,7 @@ async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
 
 @contextlib.asynccontextmanager
 async def jobs_on(temporal: Client) -> AsyncIterator[Jobs]:
-    """Yield such jobs on any server."""
+    """Yield jobs on any server, with a worker that caches no runs."""
     cluster, queue, flows = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}", list(WORKFLOWS)
     async with Worker(
         temporal,

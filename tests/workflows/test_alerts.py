@@ -1,4 +1,4 @@
-"""What a running job does with network alerts: it remembers each, and evicts the machine at the second."""
+"""A running job remembers each network alert, and evicts a machine at its second alert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Running:
         self.faults = ObservedFaults(self.state, incidents)
 
     def hears(self, alert: tuple[str, Health], at_s: float, item: str = "eth0") -> tuple[bool, bool]:
-        """Whether an incident is opened for an alert that begins then, and whether the machine leaves."""
+        """Return whether an alert that begins at ``at_s`` opens an incident, and whether its machine leaves."""
         began_ns = BEGAN_NS + round(at_s * 1e9)
         self.now_ns = began_ns + 2 * 10**9
         reason, verdict = alert
@@ -60,18 +60,18 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 
 @pytest.mark.parametrize("item", ["eth0", "eth1"])
-def test_the_second_outage_within_five_minutes_evicts_whichever_port_it_is(job: Running, item: str) -> None:
+def test_the_second_outage_within_five_minutes_evicts_for_any_port(job: Running, item: str) -> None:
     assert job.hears(DOWN, 0) == (True, False)
     assert job.hears(DOWN, 120, item) == (True, True)
 
 
-def test_flaps_of_two_ports_are_heard(job: Running) -> None:
+def test_flaps_of_two_ports_count_together(job: Running) -> None:
     assert job.hears(FLAP, 0) == (False, False), "one flap opens no incident"
     assert job.hears(FLAP, 120, "eth1") == (True, True)
 
 
 @pytest.mark.parametrize("again_s", [0, 10, 400])
-def test_an_alert_that_is_repeated_or_comes_much_later_evicts_nobody(job: Running, again_s: float) -> None:
+def test_a_repeated_or_much_later_alert_evicts_no_machine(job: Running, again_s: float) -> None:
     job.hears(DOWN, 0)
 
     assert job.hears(DOWN, again_s) == (False, False), "a fault of the same part is recorded once in an hour"

@@ -1,4 +1,4 @@
-"""Incidents that are cancelled or terminated from outside, at each stage: the job keeps its copies."""
+"""Incidents are cancelled or terminated from outside, at each stage, and the job keeps its copies."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ STAGES = {
     "backoff": set[str](),
     "parked": set[str](),
 }
-"""Stage → what does not come to an end while the incident is closed."""
+"""Stage → the calls that do not return until the incident is closed."""
 
 
 async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
-    """A job whose first incident is at a stage, and that incident."""
+    """Return a job whose first incident is at a stage, and this incident."""
     policy: dict[str, Any] = {}
     if stage == "backoff":
         jobs.cluster.confirmation = failing_first
@@ -79,7 +79,7 @@ async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("close", [terminate, cancel])
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "confirm"])
-async def test_the_job_waits_for_an_operator_with_everything_kept(jobs: Any, stage: str, close: Close) -> None:
+async def test_the_job_waits_for_an_operator_and_keeps_its_copies(jobs: Any, stage: str, close: Close) -> None:
     job, incident = await reach(jobs, stage)
     await close(incident)
     jobs.cluster.blocked.clear()
@@ -106,7 +106,7 @@ async def test_the_job_waits_for_an_operator_with_everything_kept(jobs: Any, sta
 
 
 @pytest.mark.parametrize("close", [terminate, cancel])
-async def test_ranks_that_were_launched_go_on_when_their_incident_is_closed(jobs: Any, close: Close) -> None:
+async def test_launched_ranks_continue_after_their_incident_was_closed(jobs: Any, close: Close) -> None:
     job, incident = await reach(jobs, "confirm")
     await close(incident)
     await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
@@ -124,16 +124,17 @@ async def test_ranks_that_were_launched_go_on_when_their_incident_is_closed(jobs
 
 
 def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
-    """A history in which the incident is cancelled while its signal to the job is under way.
+    """Return a history in which the incident is cancelled while its signal to the job is under way.
 
-    Made of one in which it was cancelled later: Temporal answers such a signal within milliseconds.
+    It is made from a history in which the incident was cancelled later, since Temporal answers a signal within
+    milliseconds.
     """
     told = history.to_json_dict()
     events = told["events"]
     kinds = [event["eventType"].removeprefix("EVENT_TYPE_") for event in events]
     sent = len(kinds) - 1 - kinds[::-1].index("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED")
     ended = kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED")
-    # What is left out of an activity must not go on behind it.
+    # Activities that began in the part that is left out must not end after this part.
     last = [event for event, kind in zip(events[ended:], kinds[ended:], strict=True) if "ACTIVITY" not in kind]
     told["events"] = [*events[: sent + 1], *last]
     new = {event["eventId"]: str(at) for at, event in enumerate(told["events"], start=1)}
@@ -145,11 +146,11 @@ def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
 
 
 def quiet(history: WorkflowHistory) -> bool:
-    """Whether nothing of it is under way: half of it would be left out."""
+    """Return whether no task, activity or signal is under way, since a part of it would then be left out."""
     kinds = Counter(event["eventType"].removeprefix("EVENT_TYPE_") for event in history.to_json_dict()["events"])
     sent = kinds["SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED"]
     return (
-        # One that timed out was done again: on a busy computer the SDK may drop a task with the run that it evicts.
+        # A task that timed out was repeated: on a busy computer the SDK may drop a task with the run that it evicts.
         kinds["WORKFLOW_TASK_SCHEDULED"] == sum(kinds[f"WORKFLOW_TASK_{how}"] for how in ("COMPLETED", "TIMED_OUT"))
         and kinds["ACTIVITY_TASK_SCHEDULED"] == kinds["ACTIVITY_TASK_COMPLETED"]
         and kinds["TIMER_STARTED"] > kinds["TIMER_FIRED"] + kinds["TIMER_CANCELED"]
@@ -171,7 +172,7 @@ async def test_an_incident_that_is_cancelled_while_it_tells_its_job_something_en
     await job.result()
 
 
-async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_fault_of_their_own(jobs: Any) -> None:
+async def test_ranks_that_do_not_step_after_a_closed_incident_open_another_one(jobs: Any) -> None:
     def hung(given: Any) -> Confirmation:
         return failing_first(given).model_copy(update={"timed_out": True, "reason": "no step"})
 
@@ -189,7 +190,7 @@ async def test_ranks_that_do_not_step_after_their_incident_was_closed_are_a_faul
     await job.result()
 
 
-async def test_incidents_that_are_closed_again_and_again_come_ever_more_slowly_and_give_nothing_back(jobs: Any) -> None:
+async def test_repeatedly_closed_incidents_are_opened_more_and_more_slowly(jobs: Any) -> None:
     job, incident = await reach(jobs, "stop")
     for number in range(1, 5):
         incident = jobs.client.get_workflow_handle(incident_workflow_id(job.id.removeprefix("job/"), number))
@@ -206,7 +207,7 @@ async def test_incidents_that_are_closed_again_and_again_come_ever_more_slowly_a
     assert [call for call in jobs.cluster.calls if call.startswith("launch")] == ["launch 1 from -1"]
 
 
-async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_order(jobs: Any) -> None:
+async def test_a_job_can_be_cancelled_after_its_incident_was_closed(jobs: Any) -> None:
     job, incident = await reach(jobs, "parked")
     await incident.terminate()
     await jobs.until(job, lambda state: state.incidents[0].resolution == CLOSED_OUTSIDE)
@@ -217,10 +218,8 @@ async def test_a_job_that_is_cancelled_after_its_incident_was_closed_ends_in_ord
 
 
 @pytest.mark.parametrize("close", [terminate, cancel])
-async def test_a_job_that_is_cancelled_at_the_moment_in_which_its_incident_ends_is_stopped(
-    temporal: Client, close: Close
-) -> None:
-    """Both come with one workflow task, as after a batch operation of the Web UI while no worker is up."""
+async def test_a_job_that_is_cancelled_together_with_its_incident_is_stopped(temporal: Client, close: Close) -> None:
+    """One workflow task has both events, as after a batch operation of the Web UI while no worker runs."""
     cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
 
     def worker() -> Worker:
@@ -242,8 +241,8 @@ async def test_a_job_that_is_cancelled_at_the_moment_in_which_its_incident_ends_
     assert cluster.calls[-1] == "release"
 
 
-async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> None:
-    """A machine that came back empty says so once."""
+async def test_an_emptied_machine_is_remembered_after_its_incident_was_closed(jobs: Any) -> None:
+    """A machine that came back empty reports this only once."""
     told = ["m1"]
 
     def evidence(given: Any) -> Evidence:
@@ -263,7 +262,7 @@ async def test_what_a_closed_incident_heard_once_is_not_forgotten(jobs: Any) -> 
     await job.result()
 
 
-async def test_a_deleted_incident_costs_numbers_and_nothing_else(jobs: Any) -> None:
+async def test_a_deleted_incident_is_read_as_unknown(jobs: Any) -> None:
     left = await read_closed(jobs.client, "incident/no-such/0001")
 
     assert (left.known, left.launches) == (False, [])

@@ -1,4 +1,4 @@
-"""A job whose worker has a key: all that Temporal stores is encrypted, errors too."""
+"""If the worker has a key, all data of a job that Temporal stores are encrypted, including errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client_of(temporal: Client, keys: Keys | None) -> Client:
     return Client(temporal.service_client, namespace=temporal.namespace, data_converter=converter)
 
 
-async def test_nothing_of_a_job_can_be_read_without_the_key(temporal: Client) -> None:
+async def test_without_the_key_no_data_of_a_job_can_be_read(temporal: Client) -> None:
     client = client_of(temporal, Keys({"k1": bytes(range(32))}))
     cluster, queue, name = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}", f"job-{uuid.uuid4().hex[:8]}"
     ends = [end.model_copy(update={"log_tail": SECRET.decode()}) for end in exits(20)]

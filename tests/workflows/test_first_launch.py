@@ -32,7 +32,7 @@ def found(*held: StateCopy, **more: Any) -> Any:
     return answer
 
 
-async def test_a_job_goes_on_from_the_step_that_was_asked_for(jobs: Any) -> None:
+async def test_a_job_continues_from_the_requested_step(jobs: Any) -> None:
     jobs.cluster.found = found(*on_disks(100, 120, 140))
     jobs.cluster.used = NumbersUsed(generations=3)
     handle = await jobs.start({"resume_from": 120})
@@ -49,8 +49,8 @@ async def test_a_job_goes_on_from_the_step_that_was_asked_for(jobs: Any) -> None
     assert (state.resume_step, state.lineage) == (120, [(4, 120)])
 
 
-async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_was_started(jobs: Any) -> None:
-    """The first generation fails at once, and what both runs have of its step goes together."""
+async def test_a_job_names_its_run_in_every_command_and_uses_copies_of_its_origin(jobs: Any) -> None:
+    """The first generation fails at once. The job then restores its step from copies of both runs."""
     earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
     memory = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
     jobs.cluster.found = found(*earlier, *memory)
@@ -76,7 +76,7 @@ async def test_every_command_of_a_job_says_of_which_run_it_is_and_from_which_it_
     assert jobs.cluster.runs == {state.run}
 
 
-async def test_a_step_that_was_saved_with_other_sizes_is_refused_with_them(jobs: Any) -> None:
+async def test_a_step_that_was_saved_with_other_sizes_is_refused(jobs: Any) -> None:
     other = [one.model_copy(update={"topology": "1,2,1,1,pp-dp-tp"}) for one in on_disks(120)]
     jobs.cluster.found = found(*other)
     handle = await jobs.start({"resume_from": 120})
@@ -87,8 +87,8 @@ async def test_a_step_that_was_saved_with_other_sizes_is_refused_with_them(jobs:
     assert jobs.cluster.calls == ["find 120", "release"]
 
 
-async def test_steps_that_an_earlier_run_saved_later_are_never_gone_to(jobs: Any) -> None:
-    """The first generation fails at once: what is on disk beyond the step asked for is of another line."""
+async def test_later_steps_of_an_earlier_run_are_never_restored(jobs: Any) -> None:
+    """The first generation fails at once. Steps on disk beyond the requested step are of the earlier run only."""
     jobs.cluster.found = found(*on_disks(100, 120, 140))
     jobs.cluster.used = NumbersUsed(generations=3)
     jobs.cluster.evidence = lambda given: Evidence(
@@ -104,7 +104,7 @@ async def test_steps_that_an_earlier_run_saved_later_are_never_gone_to(jobs: Any
     assert "launch 5 from 120" in jobs.cluster.calls
 
 
-async def test_a_step_that_is_not_there_ends_the_job_with_a_list_of_those_that_are(jobs: Any) -> None:
+async def test_a_missing_step_ends_the_job_with_a_list_of_existing_steps(jobs: Any) -> None:
     jobs.cluster.found = found(*on_disks(100, 140), *on_disks(120, ranks=(0,)), unreachable=["m1"])
     handle = await jobs.start({"resume_from": 120})
 
@@ -117,7 +117,7 @@ async def test_a_step_that_is_not_there_ends_the_job_with_a_list_of_those_that_a
     assert jobs.cluster.calls == ["find 120", "release"]
 
 
-async def test_another_copy_of_the_step_is_used_where_one_is_damaged(jobs: Any) -> None:
+async def test_another_copy_of_the_step_is_used_if_one_is_damaged(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if one.rank == 1 and one.tier is Tier.DISK]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in bad]
@@ -161,7 +161,7 @@ async def test_a_job_starts_from_a_folder_that_was_saved_with_other_sizes(jobs: 
     assert (state.resume_step, state.lineage) == (120, [(1, -1)])
 
 
-async def test_it_begins_there_again_when_it_fails_before_its_first_save(jobs: Any) -> None:
+async def test_a_job_that_fails_before_its_first_save_starts_from_the_folder_again(jobs: Any) -> None:
     jobs.cluster.folder = FolderFound(step=120, ranks=4)
     jobs.cluster.evidence = lambda given: Evidence(
         generation=given.generation,
@@ -176,7 +176,7 @@ async def test_it_begins_there_again_when_it_fails_before_its_first_save(jobs: A
     assert state.lineage == [(1, -1), (2, -1)]
 
 
-async def test_a_folder_that_will_not_do_ends_the_job_with_the_reason(jobs: Any) -> None:
+async def test_an_unusable_folder_ends_the_job_with_the_reason(jobs: Any) -> None:
     jobs.cluster.folder = FolderFound(problem=f"m1 sees 0 of the 4 ranks in {FOLDER}")
     handle = await jobs.start({"resume_path": FOLDER})
 
@@ -186,7 +186,7 @@ async def test_a_folder_that_will_not_do_ends_the_job_with_the_reason(jobs: Any)
     assert "m1 sees 0 of the 4 ranks" in result.headline
 
 
-async def test_a_job_without_room_for_its_checkpoints_is_refused_with_numbers(jobs: Any) -> None:
+async def test_a_job_without_room_for_its_checkpoints_is_not_started(jobs: Any) -> None:
     jobs.cluster.lacking = "no room for checkpoints on machine m1: 2 ranks need 10.16 GB"
     handle = await jobs.start(checkpoint=CheckpointPolicy(state_mb_per_rank=1000))
 
@@ -196,7 +196,7 @@ async def test_a_job_without_room_for_its_checkpoints_is_refused_with_numbers(jo
     assert "10.16 GB" in result.headline
 
 
-async def test_where_the_backups_lie_is_on_the_jobs_page(jobs: Any) -> None:
+async def test_the_jobs_page_describes_the_placement_of_backups(jobs: Any) -> None:
     handle = await jobs.start()
 
     state = await jobs.until(handle, lambda state: state.status == "running")
@@ -206,7 +206,7 @@ async def test_where_the_backups_lie_is_on_the_jobs_page(jobs: Any) -> None:
     assert "Backups: every backup is outside its rank's groups." in page
 
 
-async def test_a_job_leases_its_machines_first_and_gives_them_back_last(jobs: Any) -> None:
+async def test_a_job_leases_its_machines_at_first_and_returns_them_at_last(jobs: Any) -> None:
     handle = await jobs.start()
     state = await jobs.until(handle, lambda state: state.status == "running")
     (lease,) = jobs.cluster.leases
@@ -221,7 +221,7 @@ async def test_a_job_leases_its_machines_first_and_gives_them_back_last(jobs: An
     assert jobs.cluster.calls[-1] == "release"
 
 
-async def test_a_job_whose_machines_another_one_has_touches_none_of_them(jobs: Any) -> None:
+async def test_a_job_whose_machines_belong_to_another_job_does_not_touch_them(jobs: Any) -> None:
     jobs.cluster.refused = {f"m{number}": "job gpt has it" for number in range(6)}
     handle = await jobs.start()
 

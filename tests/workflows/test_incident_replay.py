@@ -1,4 +1,4 @@
-"""An incident replays its job, on a real server; workflows are executed from the start at each task."""
+"""An incident replays its job. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Group = Callable[[ReplayOnGroup], Awaitable[GroupRun]]
 
 
 def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
-    """Each group with the machine fails."""
+    """Answer that each group with the machine crashes."""
 
     def run(given: ReplayOnGroup) -> GroupRun:
         found = computed_alike(given)
@@ -41,7 +41,7 @@ def broken_on(machine: str) -> Callable[[ReplayOnGroup], GroupRun]:
 
 
 def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart steps while one of these machines is in the job."""
+    """Answer that no restart makes a step while one of these machines is in the job."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         there = any(machine.name in evicted for machine in given.job.machines)
@@ -54,7 +54,7 @@ def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 async def struck(jobs: Jobs, **policy: Any) -> Any:
-    """A job that was seen to step, fails, and whose machines pass all tests."""
+    """Return a job that made steps and then failed, and whose machines pass all tests."""
     jobs.cluster.confirmation = in_vain("m1")
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running" and state.showing.kind == "steps")
@@ -63,7 +63,7 @@ async def struck(jobs: Jobs, **policy: Any) -> Any:
 
 
 async def replaying(jobs: Jobs, handle: Any, *, times: int = 1) -> JobState:
-    """Wait until the job is replayed, or so many times; what a group does shows in no history of the job."""
+    """Wait until row 0 was started ``times`` times in the replay; the job's history does not show what groups do."""
     state = await jobs.until(handle, lambda state: bool(state.incidents) and state.incidents[-1].stage == "replay")
     deadline = time.monotonic() + 60.0
     while jobs.cluster.calls.count("replay row 0") < times:
@@ -73,7 +73,7 @@ async def replaying(jobs: Jobs, handle: Any, *, times: int = 1) -> JobState:
 
 
 @pytest.mark.history("incident-replayed")
-async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs: Jobs) -> None:
+async def test_a_replay_finds_a_faulty_machine_which_then_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster
     cluster.replayed, cluster.standbys = broken_on("m1"), [Machine(name="m2", address="127.0.0.13:1")]
     handle = await struck(jobs)
@@ -100,7 +100,7 @@ async def test_a_machine_that_only_the_job_itself_shows_is_found_and_leaves(jobs
     assert f"/workflows/{child.id.replace('/', '%2F')})" in shown.current_details
 
 
-async def test_what_no_group_shows_is_not_called_clean_and_the_job_is_parked(jobs: Jobs) -> None:
+async def test_a_job_whose_fault_no_group_shows_is_parked(jobs: Jobs) -> None:
     handle = await struck(jobs, replay={"fault_share": 1.0})
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
@@ -118,14 +118,14 @@ async def test_what_no_group_shows_is_not_called_clean_and_the_job_is_parked(job
         ({"replay": {"machines": 2}}, "there are no two groups"),
     ],
 )
-async def test_a_job_that_is_not_replayed_says_why(jobs: Jobs, policy: dict[str, Any], why: str) -> None:
+async def test_the_reason_why_a_job_is_not_replayed_is_given(jobs: Jobs, policy: dict[str, Any], why: str) -> None:
     handle = await struck(jobs, retry={"max_failures_at_step": 4}, **policy)
     await jobs.until(handle, lambda state: state.status == "parked")
     assert not any(call.startswith("replay") for call in jobs.cluster.calls)
     assert any(why in note.text for note in jobs.cluster.notes)
 
 
-async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> None:
+async def test_an_abandoned_incident_ends_its_replay(jobs: Jobs) -> None:
     jobs.cluster.blocked.add("replay row 0")
     handle = await struck(jobs)
     state = await replaying(jobs, handle)
@@ -138,8 +138,8 @@ async def test_an_incident_that_is_abandoned_leaves_no_replay(jobs: Jobs) -> Non
     assert not any("column" in call for call in jobs.cluster.calls)
 
 
-async def test_a_replay_in_a_later_run_is_given_up_and_its_result_comes(jobs: Jobs) -> None:
-    """Each repeat is a run of its own, and the incident goes by the workflow's id."""
+async def test_an_abandoned_replay_in_a_later_run_returns_its_result(jobs: Jobs) -> None:
+    """Each repeat is a separate run of the replay's workflow, and the incident refers to the workflow's id."""
 
     def group(given: ReplayOnGroup) -> GroupRun:
         if (given.group, given.repeat) == ("column 1", 1):
@@ -159,7 +159,7 @@ async def test_a_replay_in_a_later_run_is_given_up_and_its_result_comes(jobs: Jo
     assert jobs.cluster.calls.count("replay column 1") == 1
 
 
-async def test_a_replay_that_somebody_ends_leaves_the_incident_going_on(jobs: Jobs) -> None:
+async def test_an_incident_continues_after_its_replay_was_terminated(jobs: Jobs) -> None:
     jobs.cluster.blocked.add("replay row 0")
     handle = await struck(jobs)
     state = await replaying(jobs, handle)

@@ -1,4 +1,4 @@
-"""An incident climbs the ladder, on a real server, executed from the start at each task."""
+"""An incident climbs the ladder. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHO = {"operator": "ada"}
 
 
 def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """The first restarts do not step."""
+    """Answer that the first ``times`` restarts make no step."""
     left: Iterator[int] = iter(range(times))
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
@@ -40,7 +40,7 @@ def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines], Diagnosis]:
-    """One machine computes wrongly, or, where it is not sure, is slow."""
+    """Answer that one machine computes wrongly; ``sure``: whether this is sure."""
     finding = Finding(inspection="bitwise", reason="other-bits", text="other bits than 3 of 4 machines", sure=sure)
 
     def diagnosis(given: DiagnoseMachines) -> Diagnosis:
@@ -69,12 +69,12 @@ def tried(report: IncidentReport) -> list[Rung]:
 
 
 def stood(given: StopRanks) -> Evidence:
-    """No rank ended by itself."""
+    """Answer that no rank ended by itself."""
     ends = [end.model_copy(update={"stopped_by_us": True}) for end in exits(20)]
     return Evidence(generation=given.generation, exits=ends, held=held(20))
 
 
-async def test_a_first_crash_is_restarted_and_nothing_is_tested(jobs: Jobs) -> None:
+async def test_a_first_crash_leads_to_a_restart_without_tests(jobs: Jobs) -> None:
     handle = await struck(jobs)
     report = await recovered(jobs, handle, 2)
     assert (tried(report), report.resolution) == ([Rung.REATTEMPT], "reattempt")
@@ -85,7 +85,7 @@ async def test_a_first_crash_is_restarted_and_nothing_is_tested(jobs: Jobs) -> N
 
 
 @pytest.mark.history("incident-diagnosed")
-async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leaves(jobs: Jobs) -> None:
+async def test_after_a_second_crash_machines_are_tested_and_the_faulty_one_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster
     cluster.confirmation, cluster.diagnosis, cluster.standbys = in_vain(1), other_bits("m1"), list(STANDBYS)
     handle = await struck(jobs)
@@ -108,7 +108,7 @@ async def test_the_second_one_has_the_machines_tested_and_the_one_at_fault_leave
     assert calls.index("diagnose") < calls.index("replace m1") < calls.index("launch 3 from 20")
 
 
-async def test_a_loss_that_is_not_finite_is_tested_at_once_and_all_pass(jobs: Jobs) -> None:
+async def test_a_loss_that_is_not_finite_leads_to_tests_at_once(jobs: Jobs) -> None:
     jobs.cluster.evidence = stood
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
@@ -118,7 +118,7 @@ async def test_a_loss_that_is_not_finite_is_tested_at_once_and_all_pass(jobs: Jo
 
 
 @pytest.mark.parametrize("why", ["nothing can be tested here", ""])
-async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
+async def test_an_unknown_result_of_tests_evicts_no_machine(jobs: Jobs, why: str) -> None:
     def unknown(given: DiagnoseMachines) -> Diagnosis:
         if why:
             raise ApplicationError(why, non_retryable=True)
@@ -136,7 +136,7 @@ async def test_what_is_not_known_evicts_nobody(jobs: Jobs, why: str) -> None:
 
 
 @pytest.mark.parametrize(("times", "evicted"), [(2, ["m1"]), (1, [])])
-async def test_of_two_machines_that_do_not_reach_each_other_the_later_one_leaves_if_that_is_seen_twice(
+async def test_a_link_that_fails_two_tests_evicts_the_later_of_its_machines(
     jobs: Jobs, times: int, evicted: list[str]
 ) -> None:
     def cut(given: DiagnoseMachines) -> Diagnosis:
@@ -155,9 +155,9 @@ async def test_of_two_machines_that_do_not_reach_each_other_the_later_one_leaves
     assert "between m0 and m1: timed out (nic)" in report.tried[0].found or not evicted
 
 
-async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
+async def test_an_unsure_fault_is_tested_twice(jobs: Jobs) -> None:
     answers = [other_bits("m1", sure=False), other_bits("m0", sure=False)]
-    jobs.cluster.diagnosis = lambda given: answers.pop(0)(given)  # noqa: PLW0108 - each time the next one
+    jobs.cluster.diagnosis = lambda given: answers.pop(0)(given)  # noqa: PLW0108 - each call takes the next answer
     jobs.cluster.evidence, jobs.cluster.standbys = stood, list(STANDBYS)
     handle = await struck(jobs, Symptom.NOT_FINITE)
     report = await recovered(jobs, handle, 2)
@@ -165,7 +165,7 @@ async def test_a_fault_that_is_not_sure_is_measured_twice(jobs: Jobs) -> None:
     assert "a second test did not confirm it" in report.tried[0].found
 
 
-async def test_a_machine_that_is_surely_at_fault_leaves_where_the_others_cannot_be_tested_once_more(jobs: Jobs) -> None:
+async def test_a_sure_fault_evicts_although_the_second_test_fails(jobs: Jobs) -> None:
     def once(given: DiagnoseMachines) -> Diagnosis:
         if len(jobs.cluster.diagnoses) > 1:
             raise ApplicationError("the tests took too long", non_retryable=True)
@@ -200,7 +200,7 @@ async def test_a_rung_that_has_to_be_approved_waits_for_an_operator(jobs: Jobs) 
     assert tried(report) == [Rung.DIAGNOSE, Rung.REATTEMPT]
 
 
-async def test_an_operator_who_resumes_goes_on_without_it(jobs: Jobs) -> None:
+async def test_an_operators_resume_skips_the_rung(jobs: Jobs) -> None:
     jobs.cluster.evidence = stood
     handle = await struck(jobs, Symptom.NOT_FINITE, ladder={"modes": {"diagnose": "approve"}})
     state = await jobs.until(handle, lambda state: state.status == "parked")
@@ -209,7 +209,7 @@ async def test_an_operator_who_resumes_goes_on_without_it(jobs: Jobs) -> None:
     assert report.resolution == "resumed by operator" and jobs.cluster.diagnoses == []
 
 
-# Code that ran well for long, and does not any more.
+# Code that ran well for a long time, and then fails.
 
 SECOND = {
     "versions": [
@@ -234,7 +234,7 @@ async def with_two_versions(jobs: Jobs, confirmation: Callable[[ConfirmSteps], C
 
 
 def fails_with(*versions: int) -> Callable[[ConfirmSteps], Confirmation]:
-    """No restart of these versions steps."""
+    """Answer that no restart of these versions makes a step."""
 
     def confirmation(given: ConfirmSteps) -> Confirmation:
         ok = given.job.spec.version not in versions
@@ -243,7 +243,7 @@ def fails_with(*versions: int) -> Callable[[ConfirmSteps], Confirmation]:
     return confirmation
 
 
-async def test_code_that_ran_well_is_taken_back_where_nothing_else_helped(jobs: Jobs) -> None:
+async def test_code_that_ran_well_is_rolled_back_if_nothing_else_helped(jobs: Jobs) -> None:
     handle = await with_two_versions(jobs, fails_with(2))
     report = await recovered(jobs, handle, 4)
     assert tried(report) == [Rung.REATTEMPT, Rung.DIAGNOSE, Rung.REATTEMPT, Rung.ROLLBACK]
@@ -254,7 +254,7 @@ async def test_code_that_ran_well_is_taken_back_where_nothing_else_helped(jobs: 
     assert "reattempt and diagnose did not help: SIGKILL at step 20" in suspect.why
 
 
-async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) -> None:
+async def test_rolled_back_code_is_cleared_if_the_job_fails_without_it_too(jobs: Jobs) -> None:
     handle = await with_two_versions(jobs, fails_with(1, 2))
     state = await jobs.until(handle, lambda state: state.status == "parked")
     incident = jobs.client.get_workflow_handle(state.incidents[-1].id)
@@ -268,7 +268,7 @@ async def test_code_is_cleared_where_the_job_fails_without_it_too(jobs: Jobs) ->
 
 
 def crashed(machine: str, step: int) -> Callable[[StopRanks], Evidence]:
-    """The rank of a machine was killed there."""
+    """Answer that the rank of a machine was killed at a step."""
 
     def evidence(given: StopRanks) -> Evidence:
         ends = [
@@ -280,7 +280,7 @@ def crashed(machine: str, step: int) -> Callable[[StopRanks], Evidence]:
     return evidence
 
 
-async def test_a_fault_that_names_another_machine_at_another_step_climbs_as_long_as_it_is_not_solved(
+async def test_an_unsolved_fault_climbs_the_ladder_at_any_machine_and_step(
     jobs: Jobs,
 ) -> None:
     handle = await struck(jobs)
@@ -295,8 +295,8 @@ async def test_a_fault_that_names_another_machine_at_another_step_climbs_as_long
     assert [(one.generation, one.path) for one in state.tried] == [(1, "unclear"), (2, "unclear"), (2, "unclear")]
 
 
-async def test_what_inspections_explain_is_remembered_of_nobody(jobs: Jobs) -> None:
-    """A machine came back empty: what was done about it says nothing of the next failure."""
+async def test_attempts_for_an_explained_failure_are_not_remembered(jobs: Jobs) -> None:
+    """A machine came back empty. The attempts for this failure do not count for the next failure."""
 
     def emptied(given: StopRanks) -> Evidence:
         return crashed("m1", 20)(given).model_copy(update={"emptied": ["m1"]})
@@ -312,7 +312,7 @@ async def test_what_inspections_explain_is_remembered_of_nobody(jobs: Jobs) -> N
     assert tried(await recovered(jobs, handle, 3)) == [Rung.REATTEMPT]
 
 
-async def test_what_was_tried_before_an_operator_resumed_is_forgotten_in_the_next_incident_too(jobs: Jobs) -> None:
+async def test_attempts_before_an_operators_resume_do_not_count_later(jobs: Jobs) -> None:
     jobs.cluster.confirmation = in_vain(2)
     handle = await struck(jobs, retry={"max_failures_at_step": 3}, ladder={"modes": {"replay": "off"}})
     state = await jobs.until(handle, lambda state: state.status == "parked")

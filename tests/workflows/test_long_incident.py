@@ -1,4 +1,4 @@
-"""An incident that is resumed many times: its history stays short, and its state is kept."""
+"""An incident is resumed many times. Its history stays short, and its state is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workflows.job import JobWorkflow
 from workflows.registry import WORKFLOWS, sandbox
 
 SUGGESTED = 100
-"""Events after which the server of the tests suggests to continue as new."""
+"""The number of events after which the server of the tests suggests to continue as new."""
 RESUMES = 6
 
 
@@ -49,7 +49,7 @@ async def resumed_again_and_again(jobs: Any, resumes: int) -> tuple[Any, Any]:
 
 
 async def runs_of(jobs: Any, incident: WorkflowHandle[Any, Any]) -> list[WorkflowHistory]:
-    """The histories of all runs of an incident, the newest first."""
+    """Return the histories of all runs of an incident, the newest first."""
     found, run = [], (await incident.describe()).run_id
     while run:
         history = await jobs.client.get_workflow_handle(incident.id, run_id=run).fetch_history()
@@ -88,7 +88,7 @@ async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) 
     assert (await job.result()).outcome == "finished"
 
 
-async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(jobs: Any) -> None:
+async def test_reattempts_are_counted_on_after_a_continue_as_new(jobs: Any) -> None:
     jobs.cluster.confirmation = failing
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=held(20))
     job = await jobs.start(
@@ -104,7 +104,7 @@ async def test_reattempts_without_an_operator_continue_as_new_too_and_count_on(j
     assert jobs.cluster.calls[-1] == "stop 13"
 
 
-async def test_of_an_incident_that_continued_as_new_all_launches_are_known_when_it_is_closed(jobs: Any) -> None:
+async def test_all_launches_of_a_closed_incident_that_continued_as_new_are_known(jobs: Any) -> None:
     job, incident = await resumed_again_and_again(jobs, 4)
     assert len(await runs_of(jobs, incident)) > 1
     await incident.terminate()
@@ -125,7 +125,7 @@ async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any
 
 
 async def test_an_incident_that_continued_as_new_while_parked_reports_the_xid_of_its_first_stop(jobs: Any) -> None:
-    """The inspection does not report it any more: the machine was looked at again, and the Xid is of before that."""
+    """Later stops do not report the Xid, since the machine was inspected again after it."""
     xid = Finding(inspection="kernel-log", reason="xid-79", item="GPU 0", text="it fell off the bus", sure=False)
     seen = MachineFinding(machine="m1", finding=xid.model_copy(update={"since_ns": time.time_ns()}))
 

@@ -75,7 +75,7 @@ async def tried(handle: Handle, times: int) -> None:
 
 
 @pytest.mark.history("notice")
-async def test_all_receivers_are_told(temporal: Client, queue: str, pager: HttpReceiver, tmp_path: Path) -> None:
+async def test_all_receivers_are_notified(temporal: Client, queue: str, pager: HttpReceiver, tmp_path: Path) -> None:
     mail = Receiver(name="mail", command=["sh", "-c", f"cat > {tmp_path}/got; echo sent"])
     async with worker(temporal, queue, Receiver(name="pager", url=pager.url), mail):
         handle = await start(temporal, queue, "pager", "mail")
@@ -89,7 +89,7 @@ async def test_all_receivers_are_told(temporal: Client, queue: str, pager: HttpR
     assert shown.get(attributes.JOB_NAME) == "gpt"
 
 
-async def test_a_receiver_that_is_down_gets_it_once_it_is_up_and_holds_up_nobody(
+async def test_a_receiver_that_is_down_is_notified_later_and_delays_no_other(
     temporal: Client, queue: str, pager: HttpReceiver
 ) -> None:
     with serving() as gone:
@@ -105,9 +105,7 @@ async def test_a_receiver_that_is_down_gets_it_once_it_is_up_and_holds_up_nobody
     assert len(back.bodies) == len(pager.bodies) == 1, "who took it is not told again"
 
 
-async def test_what_no_receiver_takes_in_time_is_in_the_result(
-    temporal: Client, queue: str, pager: HttpReceiver
-) -> None:
+async def test_failed_receivers_are_in_the_result(temporal: Client, queue: str, pager: HttpReceiver) -> None:
     pager.answer = says(503, "no room")
     async with worker(temporal, queue, Receiver(name="pager", url=pager.url)):
         handle = await start(temporal, queue, "pager", "gone", patience_s=3.0)
@@ -119,7 +117,7 @@ async def test_what_no_receiver_takes_in_time_is_in_the_result(
     assert len(pager.bodies) > 1
 
 
-async def test_another_worker_goes_on_between_two_tries(temporal: Client, queue: str, pager: HttpReceiver) -> None:
+async def test_another_worker_continues_between_two_attempts(temporal: Client, queue: str, pager: HttpReceiver) -> None:
     pager.answer = says(500)
     receiver = Receiver(name="pager", url=pager.url)
     async with worker(temporal, queue, receiver):

@@ -61,7 +61,7 @@ COUNT = 5
 
 @dataclass
 class Pooled:
-    """A cluster of five machines, the last one a standby, its pool, and a worker that caches nothing."""
+    """A cluster of five machines, the last of which is a standby, with its pool and a worker that caches nothing."""
 
     client: Client
     queue: str
@@ -69,12 +69,12 @@ class Pooled:
     agents: list[FakeAgent]
     scripted: ScriptedCluster
     count: int = COUNT
-    """So many of the machines are in the list."""
+    """The number of machines in the cluster's list."""
     at_most: int = 0
     grown: list[int] = field(default_factory=list)
-    """What the cluster was asked for."""
+    """The numbers of machines that the cluster was asked for."""
     refuses: str = ""
-    """What the cluster says instead of giving machines."""
+    """The reason with which the cluster refuses more machines; empty: it provides them."""
 
     def listing(self) -> Listing:
         return Listing(self.machines[: self.count], 1, self.at_most)
@@ -92,7 +92,7 @@ class Pooled:
     async def start(
         self, name: str, *numbers: int, policy: RecoveryPolicy | None = None, code: str = ""
     ) -> WorkflowHandle[JobWorkflow, Any]:
-        """A job on these machines; ``code``: of its snapshot."""
+        """Start a job on these machines; ``code``: the digest of its snapshot."""
         name = f"{name}-{self.queue}"
         return await self.client.start_workflow(
             JobWorkflow.run,
@@ -115,7 +115,7 @@ class Pooled:
         return state
 
     async def until(self, handle: WorkflowHandle[Any, Any], ok: Callable[[Any], bool]) -> Any:
-        """Wait until a job's state, or the pool's, is as wanted; the test's time-out bounds it."""
+        """Wait until the state of a job or of the pool is as wanted. Only the test's time-out limits the wait."""
         kind = PoolState if handle.id.startswith("pool/") else JobState
         return await asked(handle, "state", ok, kind)
 
@@ -231,8 +231,8 @@ async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Poole
     assert (await pooled.places())["m0"] == "active bert"
 
 
-async def test_a_pool_that_was_ended_by_hand_finds_out_where_jobs_run(pooled: Pooled) -> None:
-    """The agents name the job: Temporal's list of what runs has it some time later."""
+async def test_a_new_pool_finds_out_where_jobs_run(pooled: Pooled) -> None:
+    """The pool learns of the job from agents, since Temporal lists a running workflow only some time later."""
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     for number in (0, 1):
         here = pb.JobOnMachine(job=state.spec.name, run=state.run, generation=1)
@@ -259,7 +259,7 @@ def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> Rep
 
 @pytest.mark.history("pool")
 async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
-    """Before that, the incident has to stop the ranks itself: their own memory is what they go on from."""
+    """Until then its memory is kept: the incident stops the ranks, which then resume from their own memory."""
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     left = pb.JobOnMachine(job=state.spec.name, run=state.run)
@@ -274,7 +274,7 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     await until(lambda: len(pooled.agents[1].asked("describe")) > looks)
     assert not pooled.agents[1].asked("release"), "its ranks may step there"
 
-    await job.signal("incident_machines", args=[1, []])  # not its incident: says nothing
+    await job.signal("incident_machines", args=[1, []])  # the job has no incident 1, so it ignores this
     await job.terminate("by hand")
     await pooled.move("evict", "m3")
     await until(lambda: bool(pooled.agents[1].asked("release")))
@@ -282,7 +282,7 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     assert one.why == "xid-79: GPU 3 is lost"
 
 
-async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(pooled: Pooled) -> None:
+async def test_a_job_that_lacks_machines_gets_newly_provisioned_ones(pooled: Pooled) -> None:
     pooled.at_most = COUNT + 2
     pooled.agents[5].answer(describe=AgentUnreachable("it starts"))
     pooled.scripted.evidence = gone("m1", "m2")
@@ -298,16 +298,16 @@ async def test_a_job_that_lacks_machines_gets_those_that_its_cluster_provisions(
     state = await pooled.until(job, lambda state: state.generation == 2 and state.status == "running")
     assert {machine.name for machine in state.machines} == {"m0", "m3", "m4", "m5"}
     assert pooled.grown[0] == COUNT + 1, "no more than it lacked"
-    await until(lambda: pooled.grown[-1] == COUNT + 2)  # and then a standby again
+    await until(lambda: pooled.grown[-1] == COUNT + 2)  # then the cluster is asked for a standby, too
 
 
-async def test_a_cluster_that_gives_no_machines_is_asked_again_and_said_so(pooled: Pooled) -> None:
+async def test_a_cluster_that_refuses_machines_is_reported_and_asked_again(pooled: Pooled) -> None:
     pooled.at_most, pooled.refuses = COUNT + 1, "no quota is left"
     pooled.scripted.evidence = gone("m1", "m2")
     job = await pooled.start("gpt", 0, 1, 2, 3, policy=RecoveryPolicy(silence={"evict_s": 0.0}, evict={"at_least": 2}))
     await pooled.running(job)
     await job.execute_update("report", anomaly())
-    await until(lambda: len(pooled.grown) >= 2)  # refused, and asked again
+    await until(lambda: len(pooled.grown) >= 2)  # the cluster refused, and was asked again
     assert set(pooled.grown) == {COUNT + 1}
     state = await pooled.until(pooled.handle, lambda state: "no quota" in state.provisioned)
     assert state.provisioned == "the cluster was asked for 6 machines: ClusterError: no quota is left"
@@ -325,7 +325,7 @@ NOT_WARM = pb.DescribeReply(machine="m4", warm=pb.WarmForkServer(problem="No mod
     ("described", "fault"),
     [(AgentUnreachable("no power"), "does not answer"), (NOT_WARM, "no fork server is ready: No module named")],
 )
-async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, described: Any, fault: str) -> None:
+async def test_a_machine_that_is_not_ready_replaces_none(pooled: Pooled, described: Any, fault: str) -> None:
     pooled.agents[4].answer(describe=described)
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
@@ -335,7 +335,7 @@ async def test_a_machine_that_is_not_ready_takes_no_place(pooled: Pooled, descri
     assert answer.machines["m1"].name == "m3"
 
 
-async def test_operators_keep_machines_away_and_let_them_come_back(pooled: Pooled) -> None:
+async def test_operators_take_machines_out_of_use_and_release_them(pooled: Pooled) -> None:
     await pooled.until_at("m4", "standby")
     assert await pooled.move("evict", "m0") == "m0 is cordoned"
     refused = await (await pooled.start("gpt", 0)).result()
@@ -360,7 +360,7 @@ async def test_a_machine_that_an_operator_takes_out_leaves_its_job(pooled: Poole
     assert (await pooled.places())["m4"] == "active gpt"
 
 
-async def test_the_pool_goes_on_when_its_history_becomes_long(pooled: Pooled) -> None:
+async def test_the_pool_continues_as_new_when_its_history_is_long(pooled: Pooled) -> None:
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     first = (await pooled.handle.describe()).run_id
     request = LeaseRequest(job=state.spec.name, run=state.run, machines=state.machines)
@@ -370,7 +370,7 @@ async def test_the_pool_goes_on_when_its_history_becomes_long(pooled: Pooled) ->
     assert (await pooled.handle.describe()).status is WorkflowExecutionStatus.RUNNING
 
 
-async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
+async def test_the_page_shows_the_job_of_each_machine(pooled: Pooled) -> None:
     await pooled.running(await pooled.start("gpt", 0, 1))
     await pooled.move("evict", "m2")
     found: WorkflowMetadata = await pooled.handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
@@ -380,7 +380,7 @@ async def test_the_page_says_whose_each_machine_is(pooled: Pooled) -> None:
     assert page.index("m2") < page.index("m0"), "who is out of use comes first"
 
 
-async def test_idle_machines_get_the_code_that_jobs_run_once_and_it_is_tried_there(pooled: Pooled) -> None:
+async def test_the_code_of_jobs_is_sent_to_idle_machines_once_and_tried_there(pooled: Pooled) -> None:
     code, tried = "ab" * 32, list[str]()
 
     def answers(number: int, reply: Any) -> None:
@@ -396,7 +396,7 @@ async def test_idle_machines_get_the_code_that_jobs_run_once_and_it_is_tried_the
     answers(4, pb.TryCodeReply(outcome=pb.TryCodeReply.FAILED, text=text))
     job = await pooled.start("gpt", 0, 1, code=code)
     state = await pooled.running(job)
-    await pooled.move("evict", "m3")  # which has the pool look
+    await pooled.move("evict", "m3")  # this makes the pool poll its machines
     await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m4"])
     await pooled.move("release", "m3")
     pool: PoolState = await pooled.until(pooled.handle, lambda pool: ready_on(pool) == ["m2", "m3", "m4"])

@@ -1,4 +1,4 @@
-"""Stored histories replay on today's workflows: a running incident survives a deployment. See ``histories.py``."""
+"""Stored histories replay on today's workflows, so a running incident survives a deployment. See ``histories.py``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from workflows.registry import WORKFLOWS, sandbox
 ROOT = Path(__file__).resolve().parent.parent.parent
 HISTORIES = stored()
 MOST = 15
-"""Histories: each shows something that no other one does."""
+"""The largest number of histories; each history shows something that no other history shows."""
 ENDS = {Stage.OPEN, Stage.ACCEPTED, Stage.NOT_CONFIRMED, Stage.ABANDONED, Stage.CLOSED}
-"""Stages in which nothing is done that a history could show."""
+"""Stages in which an incident does nothing that a history could show."""
 
 
-def test_a_few_histories_show_each_workflow_and_each_stage() -> None:
+def test_the_histories_have_each_workflow_and_each_stage() -> None:
     begun = [load(path).events[0].workflow_execution_started_event_attributes for path in HISTORIES]
     shown = {
         json.loads(event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields[key].data)
@@ -51,7 +51,7 @@ async def test_a_stored_history_replays(path: Path) -> None:
 
 @workflow.defn(name="Incident", sandboxed=False)
 class OtherIncident:
-    """An incident that does something else: what a replay must notice."""
+    """An incident with other commands, which a replay must notice."""
 
     @workflow.run
     async def run(self, input: object) -> None:
@@ -66,18 +66,18 @@ async def test_a_changed_workflow_does_not_replay() -> None:
         await replayer.replay_workflow(load(path))
 
 
-# Patches: each names the release with which it came, and is gone two releases later.
+# Each patch names the release with which it came, and is removed two releases later.
 
 
 def releases() -> list[str]:
-    """All releases, the newest first; the version that is being made is one of them."""
+    """Return all releases, the newest first, including the version that is being developed."""
     found = re.findall(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     made = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return found if made in found else [made, *found]
 
 
 def outdated(source: str, known: list[str]) -> list[str]:
-    """Patches that name no release, or one that is older than the release before the newest."""
+    """Return the patches that name no release, or a release that is older than the one before the newest."""
     ids = re.findall(r"\.patched\(\s*(?:f?[\"'](.*?)[\"'])?", source)
     return [id for id in ids if (id.partition(" ")[0] not in known[:2])]
 
@@ -88,7 +88,7 @@ def test_no_patch_is_older_than_the_release_before_the_newest() -> None:
         assert outdated(path.read_text(), known) == [], path
 
 
-def test_a_patch_without_a_release_or_of_an_old_one_is_found() -> None:
+def test_a_patch_without_a_release_or_of_an_old_release_is_found() -> None:
     known = ["0.3.0", "0.2.0", "0.1.0"]
     for good in ('workflow.patched("0.3.0 the job is told")', 'workflow.patched(\n    "0.2.0 the job is told"\n)'):
         assert outdated(good, known) == []

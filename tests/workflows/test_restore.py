@@ -1,4 +1,4 @@
-"""Copies are restored on machines that lost them, on a real server, executed from the start at each task."""
+"""Copies are restored on machines that lost them. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COPIES = [
 
 
 def m1_empty(given: StopRanks) -> Evidence:
-    """m1 came back empty; rank 1's state is left in its backup at m0, and older on disk."""
+    """Answer that m1 came back empty. Rank 1's state is in its backup on m0, and an older state is on disk."""
     emptied = ["m1"] if given.generation == 1 else []
     return Evidence(generation=given.generation, exits=[VICTIM], held=COPIES, emptied=emptied)
 
@@ -63,7 +63,7 @@ def after_stop(jobs: Any) -> list[str]:
     return list(jobs.cluster.calls[jobs.cluster.calls.index("stop 1") :])
 
 
-async def test_what_a_lost_machine_held_is_brought_from_its_backup_before_the_restart(jobs: Any) -> None:
+async def test_copies_of_a_lost_machine_are_restored_from_backups(jobs: Any) -> None:
     _, incident = await lose_m1(jobs)
 
     report: IncidentReport = await incident.result()
@@ -77,7 +77,7 @@ async def test_what_a_lost_machine_held_is_brought_from_its_backup_before_the_re
     assert report.lineage == [(2, 20)]
 
 
-async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any) -> None:
+async def test_a_damaged_copy_is_replaced_by_another_copy(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if one.tier is Tier.BACKUP]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
@@ -101,7 +101,7 @@ async def test_a_copy_that_turns_out_damaged_gives_way_to_another_one(jobs: Any)
     assert report.recovered, "a failed copy is no attempt"
 
 
-async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: Any) -> None:
+async def test_a_job_does_not_start_over_while_good_copies_are_out_of_reach(jobs: Any) -> None:
     reached = False
 
     def no_room(given: RestoreCheckpoints) -> Restored:
@@ -123,7 +123,7 @@ async def test_nothing_is_begun_anew_while_good_copies_cannot_be_brought(jobs: A
     assert "m1 came back empty" in report.headline
 
 
-async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs: Any) -> None:
+async def test_a_machine_that_is_lost_during_the_restore_is_stopped_again(jobs: Any) -> None:
     rounds = 0
 
     def silent_once(given: RestoreCheckpoints) -> Restored:
@@ -141,7 +141,7 @@ async def test_a_machine_that_is_lost_during_the_restore_is_looked_at_again(jobs
     assert "m1 does not answer" in report.timings[2].found
 
 
-async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_waits(jobs: Any) -> None:
+async def test_a_restore_that_fails_repeatedly_parks_a_job_with_a_pending_version(jobs: Any) -> None:
     away = True
 
     def not_there(given: RestoreCheckpoints) -> Restored:
@@ -164,7 +164,7 @@ async def test_a_restore_that_keeps_failing_parks_the_job_although_other_code_wa
 
 
 @pytest.mark.history("incident-restored")
-async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> None:
+async def test_remote_storage_is_searched_if_no_other_copy_is_left(jobs: Any) -> None:
     def nothing(given: StopRanks) -> Evidence:
         return Evidence(generation=given.generation, exits=[VICTIM], emptied=["m1"])
 
@@ -174,7 +174,7 @@ async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> N
 
     jobs.cluster.evidence = nothing
     handle = await jobs.running(checkpoint=CheckpointPolicy(remote_url="file:///mnt/runs"))
-    # What another run of the name left is of a generation that this one never had.
+    # The copies of step 90 are of another run of the name, with a generation that this run never had.
     jobs.cluster.found = lambda given: remote(given).model_copy(
         update={
             "held": [
@@ -195,8 +195,8 @@ async def test_remote_storage_is_asked_when_nothing_else_is_left(jobs: Any) -> N
     assert state.lineage == [(1, -1), (2, 18)]
 
 
-async def test_a_worker_that_dies_while_copies_are_brought_leaves_the_rest_to_another(jobs: Any) -> None:
-    """The activity runs twice; agents answer the second as the first."""
+async def test_a_worker_that_dies_during_a_restore_is_replaced_by_another(jobs: Any) -> None:
+    """The activity runs twice, and agents answer its second run as they answered the first."""
     brought: set[int] = set()
     attempts = 0
 
@@ -220,7 +220,7 @@ async def test_a_worker_that_dies_while_copies_are_brought_leaves_the_rest_to_an
     assert "0.0 MB" in report.timings[2].found, "nothing was brought twice"
 
 
-async def test_an_operator_may_give_up_while_copies_are_brought(jobs: Any) -> None:
+async def test_an_operator_can_abandon_an_incident_during_a_restore(jobs: Any) -> None:
     begun = asyncio.Event()
 
     async def for_ever(given: RestoreCheckpoints) -> Restored:
@@ -237,7 +237,7 @@ async def test_an_operator_may_give_up_while_copies_are_brought(jobs: Any) -> No
     assert jobs.cluster.calls[-2:] == ["stop 1", "release"]
 
 
-async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None:
+async def test_a_stop_of_saves_is_recovered_like_other_incidents(jobs: Any) -> None:
     def all_alive(given: StopRanks) -> Evidence:
         exits = [
             RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=170)
@@ -257,7 +257,7 @@ async def test_saves_that_stopped_are_an_incident_like_others(jobs: Any) -> None
     assert "the newest save is 110 steps old" in state.incidents[0].headline
 
 
-async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
+async def test_a_restart_that_loses_too_many_steps_parks_the_job(jobs: Any) -> None:
     def only_disk(given: StopRanks) -> Evidence:
         disk = [one for one in COPIES if one.tier is Tier.DISK]
         return Evidence(generation=given.generation, exits=[VICTIM], held=disk, emptied=["m1"])
@@ -271,7 +271,7 @@ async def test_an_old_state_parks_with_what_it_would_cost(jobs: Any) -> None:
 
 
 def by_headers(given: StopRanks) -> Evidence:
-    """Copies in slots that are too large to be read at a stop."""
+    """Answer with copies in slots that are too large to be read at a stop."""
     copies = [
         copy(rank, step, Tier.OWN, f"m{rank}", saved_ns=step, verified=False) for rank in (0, 1) for step in (19, 20)
     ]
@@ -279,7 +279,7 @@ def by_headers(given: StopRanks) -> Evidence:
 
 
 async def broken(jobs: Any) -> Any:
-    """The incident of a job whose slots are large."""
+    """Return the incident of a job whose slots are large."""
     jobs.cluster.evidence = by_headers
     handle = await jobs.running()
     await handle.execute_update(JobWorkflow.report, anomaly())
@@ -287,7 +287,7 @@ async def broken(jobs: Any) -> Any:
     return jobs.client.get_workflow_handle_for(IncidentWorkflow.run, incident_workflow_id(state.spec.name, 1))
 
 
-async def test_large_slots_are_verified_once_they_are_chosen_and_only_then(jobs: Any) -> None:
+async def test_large_slots_are_verified_only_when_they_are_chosen(jobs: Any) -> None:
     jobs.cluster.restored = lambda given: Restored(verified=given.copies, seconds=15.0)
 
     report = await (await broken(jobs)).result()
@@ -301,7 +301,7 @@ async def test_large_slots_are_verified_once_they_are_chosen_and_only_then(jobs:
     assert report.timings[2].found == "2 own slots verified in 15.00 s"
 
 
-async def test_a_large_slot_that_is_damaged_leads_to_the_next_choice_before_any_rank_starts(jobs: Any) -> None:
+async def test_a_damaged_large_slot_leads_to_another_choice_before_ranks_start(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if (one.rank, one.completed_steps) == (1, 20)]
         failed = [StateCopy(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]

@@ -1,4 +1,4 @@
-"""The ranks of a hung job are sampled before they are stopped, on a real server, executed from the start."""
+"""A hung job is sampled before it is stopped. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASON = "rank 1 on m1: 1 rank waits for it; it waits for no rank: step > acquir
 
 
 def stopped(given: StopRanks) -> Evidence:
-    """All ranks were ended by the stop."""
+    """Answer that all ranks were ended by the stop."""
     return Evidence(generation=given.generation, held=held(20))
 
 
@@ -55,7 +55,7 @@ async def steps_again(jobs: Any, handle: Any) -> Any:
 
 
 @pytest.mark.history("incident-hung")
-async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any) -> None:
+async def test_the_named_machine_leaves_before_the_next_launch(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m1")))
 
@@ -76,7 +76,7 @@ async def test_the_machine_that_is_named_leaves_before_the_next_launch(jobs: Any
     assert report.headline.endswith(f"rank 1 on m1 ended by SIGKILL: {REASON}")
 
 
-async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
+async def test_over_eviction_is_reported_as_over_eviction(jobs: Any) -> None:
     jobs.cluster.standbys = list(STANDBYS)
     state = await steps_again(jobs, await hung(jobs, named("m0", "m1", conclusion="over-evicts")))
     assert sorted(machine.name for machine in state.machines) == ["m2", "m3"]
@@ -85,7 +85,7 @@ async def test_over_eviction_is_told_as_that(jobs: Any) -> None:
 
 
 async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
-    """A restart may be enough: a hang is not always the machine's."""
+    """A restart may be enough, since a machine is not the cause of every hang."""
     state = await steps_again(jobs, await hung(jobs, named("m1")))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     report = jobs.report
@@ -111,7 +111,7 @@ def fails(given: TraceRanks) -> HangResult:
     [named(conclusion="not a machine"), named(conclusion="nothing known"), fails],
     ids=["script", "?", "fails"],
 )
-async def test_without_a_machine_the_job_is_tried_again_as_it_is(
+async def test_without_a_named_machine_the_job_is_launched_again_as_it_is(
     jobs: Any, traced: Callable[[TraceRanks], HangResult]
 ) -> None:
     jobs.cluster.standbys = list(STANDBYS)
@@ -129,7 +129,7 @@ async def test_a_trace_that_does_not_end_is_given_up(jobs: Any) -> None:
 
 
 @pytest.mark.parametrize(("symptom", "trace_s"), [(Symptom.CRASH, 20.0), (Symptom.HANG, 0.0)])
-async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None:
+async def test_a_crash_is_not_traced_and_tracing_can_be_turned_off(jobs: Any, symptom: Symptom, trace_s: float) -> None:
     jobs.cluster.traced = named("m1")
     handle = await jobs.running(hang={"trace_s": trace_s})
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
@@ -137,8 +137,8 @@ async def test_nobody_looks(jobs: Any, symptom: Symptom, trace_s: float) -> None
     assert "trace 1" not in jobs.cluster.calls
 
 
-async def test_what_was_seen_of_one_generation_says_nothing_of_the_next(jobs: Any) -> None:
-    """The reattempt fails too: nobody looked at its ranks, and nobody leaves for them."""
+async def test_samples_of_another_generation_evict_no_machine(jobs: Any) -> None:
+    """The samples are of generation 7, and not of the generation that hangs, so no machine leaves."""
     jobs.cluster.standbys = list(STANDBYS)
     handle = await hung(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
     state = await steps_again(jobs, handle)

@@ -1,4 +1,4 @@
-"""A slow job is sampled while it continues, on a real server, executed from the start at each task."""
+"""A slow job is sampled while it continues. The server is real; each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDS = [f"round {number}" for number in range(1, 6)]
 
 
 def flagged(growth: str, *, silent: int = 0) -> Callable[[VoteRound], SlowRound]:
-    """Every round but the first ones flags m1."""
+    """Answer that each round flags m1, except for the first ``silent`` rounds, which fail."""
 
     def voted(given: VoteRound) -> SlowRound:
         if given.number <= silent:
@@ -52,7 +52,7 @@ def flagged(growth: str, *, silent: int = 0) -> Callable[[VoteRound], SlowRound]
 
 
 def stopped(given: StopRanks) -> Evidence:
-    """All ranks were ended by the stop."""
+    """Answer that all ranks were ended by the stop."""
     exits = [
         RankExit(rank=rank, machine=f"m{rank}", signal=9, stopped_by_us=True, completed_steps=20) for rank in (0, 1)
     ]
@@ -77,7 +77,7 @@ async def closed(jobs: Any, handle: Any, count: int = 1) -> tuple[Any, IncidentR
 
 
 @pytest.mark.history("incident-slow")
-async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(jobs: Any) -> None:
+async def test_a_slow_machine_leaves_and_no_step_is_lost(jobs: Any) -> None:
     handle = await slow(jobs, flagged("no CPU"))
     state, report = await closed(jobs, handle)
 
@@ -93,9 +93,9 @@ async def test_a_slow_machine_leaves_once_its_ranks_hold_and_nothing_is_lost(job
     assert "m1 has most slow ranks" in report.headline
 
 
-async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
+async def test_the_page_shows_the_rounds_as_they_end(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 3")
-    handle = await slow(jobs, flagged("no CPU"), slow={"round_s": 60.0})  # a round may take as long as the page is read
+    handle = await slow(jobs, flagged("no CPU"), slow={"round_s": 60.0})  # a round may last while the page is read
     state = await jobs.until(handle, lambda _: "round 3" in jobs.cluster.calls)
     incident = jobs.client.get_workflow_handle(state.incidents[0].id)
 
@@ -122,7 +122,7 @@ async def test_the_page_tells_of_the_rounds_as_they_come(jobs: Any) -> None:
     ],
     ids=["nobody", "suspect", "uneven", "blind", "shadow", "approve", "breaker"],
 )
-async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_for_a_while(
+async def test_if_no_machine_may_leave_the_job_continues_and_is_not_sampled_again_soon(
     jobs: Any, voted: Callable[[VoteRound], SlowRound] | None, policy: dict[str, object], conclusion: str
 ) -> None:
     handle = await slow(jobs, voted, **policy)
@@ -140,7 +140,7 @@ async def test_where_nobody_may_leave_nothing_is_stopped_and_nobody_looks_again_
     assert await handle.execute_update(JobWorkflow.observe, SLOW.model_copy(update={"id": "2"})) == "already reported"
 
 
-async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) -> None:
+async def test_a_rank_that_dies_during_a_vote_does_not_wait_for_its_end(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 2")
     handle = await slow(jobs)
     state = await jobs.until(handle, lambda _: "round 2" in jobs.cluster.calls)
@@ -153,7 +153,7 @@ async def test_a_rank_that_dies_meanwhile_does_not_wait_for_the_vote(jobs: Any) 
     assert "round 3" not in jobs.cluster.calls
 
 
-async def test_a_job_that_is_done_or_stopped_meanwhile_ends(jobs: Any) -> None:
+async def test_a_job_that_finishes_or_is_stopped_during_a_vote_ends(jobs: Any) -> None:
     jobs.cluster.blocked.add("round 1")
     handle = await slow(jobs)
     await jobs.until(handle, lambda _: "round 1" in jobs.cluster.calls)
@@ -166,7 +166,7 @@ async def test_a_job_that_is_done_or_stopped_meanwhile_ends(jobs: Any) -> None:
     assert (await handle.result()).outcome == "stopped"
 
 
-async def test_without_a_machine_in_its_place_the_slow_one_stays(jobs: Any) -> None:
+async def test_without_a_replacement_the_slow_machine_stays(jobs: Any) -> None:
     jobs.cluster.evidence, jobs.cluster.voted = stopped, flagged("no CPU")
     handle = await jobs.running()
     await handle.execute_update(JobWorkflow.observe, SLOW)

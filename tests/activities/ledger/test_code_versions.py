@@ -23,7 +23,7 @@ def version(number: int, status: VersionStatus = VersionStatus.RUNNING, **more: 
     return JobVersion(number=number, runs=runs, request=ADA, status=status, asked_ns=number).model_copy(update=more)
 
 
-def test_the_state_that_was_seen_last_stays_whatever_arrives_last(ledger: Ledger) -> None:
+def test_the_newest_state_is_kept_in_whatever_order_states_arrive(ledger: Ledger) -> None:
     """Attempts of an activity overlap, so the states may arrive in any order."""
     states = [VersionStatus.CHECKING, VersionStatus.PENDING, VersionStatus.RUNNING]
     for run, order in enumerate(itertools.permutations(range(3)), start=1):
@@ -35,7 +35,7 @@ def test_the_state_that_was_seen_last_stays_whatever_arrives_last(ledger: Ledger
         assert (found.status, found.started_ns) == ("running", run * 100)
 
 
-def test_who_when_why_and_which_steps_are_there(ledger: Ledger) -> None:
+def test_all_details_of_a_version_are_kept(ledger: Ledger) -> None:
     ledger.job_started(SPEC, started_ns=1)
     given = version(2, VersionStatus.SUSPECT, ranges=[(2, 20, 25)], ended="rolled back to v1", changed="train.py +1\0")
     ledger.versions_seen("gpt", [version(1), given], seen_ns=5)
@@ -46,7 +46,7 @@ def test_who_when_why_and_which_steps_are_there(ledger: Ledger) -> None:
     assert ledger.versions("other") == []
 
 
-def test_runs_of_a_name_are_kept_apart_and_what_comes_late_is_of_its_own(ledger: Ledger) -> None:
+def test_a_late_state_is_added_to_its_own_run_of_the_name(ledger: Ledger) -> None:
     ledger.job_started(SPEC, started_ns=100)
     ledger.versions_seen("gpt", [version(1), version(2)], seen_ns=101)
     ledger.job_started(SPEC, started_ns=200)
@@ -57,7 +57,7 @@ def test_runs_of_a_name_are_kept_apart_and_what_comes_late_is_of_its_own(ledger:
     assert found == [(100, 1, "running"), (100, 2, "replaced"), (200, 1, "running")]
 
 
-def test_what_a_later_release_wrote_harms_its_own_line_alone(ledger: Ledger) -> None:
+def test_a_version_that_this_release_cannot_read_does_not_harm_others(ledger: Ledger) -> None:
     ledger.versions_seen("gpt", [version(1)], seen_ns=1)
     [found] = ledger.versions("gpt")
     assert found.model_copy(update={"version": {"number": "many"}}).parsed() is None
@@ -65,7 +65,7 @@ def test_what_a_later_release_wrote_harms_its_own_line_alone(ledger: Ledger) -> 
 
 
 @pytest.mark.parametrize("redact", [["*TOKEN*"]])
-async def test_no_secret_gets_into_it(tmp_path: Path, redact: list[str]) -> None:
+async def test_no_secret_is_written_to_the_ledger(tmp_path: Path, redact: list[str]) -> None:
     spec = SPEC.model_copy(update={"redact": redact})
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         entry = RecordJob(spec=spec, time_ns=5, started_ns=5, versions=[version(1)])

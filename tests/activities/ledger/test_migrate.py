@@ -105,7 +105,7 @@ def test_two_processes_open_and_write_the_same_rows_at_once(url: str) -> None:
         assert len(found.events) == 1
 
 
-def test_the_newest_revision_is_the_one_that_is_named() -> None:
+def test_the_named_head_is_the_newest_revision() -> None:
     assert ScriptDirectory.from_config(configuration()).get_current_head() == HEAD
 
 
@@ -122,7 +122,7 @@ def test_tables_and_migrations_agree(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_every_revision_goes_to_head_with_its_rows(url: str, revision: str) -> None:
+def test_every_revision_is_migrated_to_head_with_its_rows(url: str, revision: str) -> None:
     assert revision in SAMPLES, f"add rows of revision {revision} to SAMPLES"
     where = LedgerUrl(url)
     engine = connect(where)
@@ -170,7 +170,7 @@ def newer(url: str, *changes: str) -> None:
     engine.dispose()
 
 
-def test_a_newer_ledger_that_was_only_added_to_is_written_and_read_as_it_is(url: str) -> None:
+def test_a_newer_ledger_with_only_additions_is_read_and_written_unchanged(url: str) -> None:
     newer(
         url,
         "ALTER TABLE incidents ADD COLUMN rack VARCHAR",
@@ -196,7 +196,7 @@ def test_a_newer_ledger_that_was_only_added_to_is_written_and_read_as_it_is(url:
         ("DROP TABLE machine_events", "no table machine_events"),
     ],
 )
-def test_a_newer_ledger_that_does_not_fit_is_left_alone(url: str, change: str, why: str) -> None:
+def test_an_incompatible_newer_ledger_is_refused(url: str, change: str, why: str) -> None:
     if "NOT NULL" in change and url.startswith("sqlite"):
         change = "DROP TABLE intervals; CREATE TABLE intervals (run INTEGER, kind VARCHAR, start_ns BIGINT, "
         change += "end_ns BIGINT, cause VARCHAR, size INTEGER NOT NULL)"
@@ -206,7 +206,7 @@ def test_a_newer_ledger_that_does_not_fit_is_left_alone(url: str, change: str, w
         Ledger.open(url)
 
 
-def test_a_database_of_another_program_is_left_alone(url: str) -> None:
+def test_a_database_of_another_program_is_refused(url: str) -> None:
     engine = create_engine(LedgerUrl(url).url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         Ledger.open(f"sqlite:///{torn}")
 
 
-def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
+def test_a_reader_creates_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="there is no ledger"):
         Ledger.open(f"sqlite:///{tmp_path}/none.db", create=False)
     assert list(tmp_path.iterdir()) == []
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
         Ledger.open(f"sqlite:///{tmp_path}/file/ledger.db")
 
 
-def test_a_sqlite_ledger_is_its_users_alone(tmp_path: Path) -> None:
+def test_only_its_user_can_read_a_sqlite_ledger(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with Ledger.open(f"sqlite:///{tmp_path / 'new' / 'l.db'}") as ledger:

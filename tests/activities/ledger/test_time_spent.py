@@ -47,7 +47,7 @@ def lost(ledger: Ledger, job: str | int = "gpt", **options: object) -> list[dict
     return [{cause: each for cause, each in one.causes.items() if each and cause != "productive"} for one in spent]
 
 
-def test_the_causes_of_a_run_since_its_start_and_of_late(ledger: Ledger) -> None:
+def test_the_causes_since_the_start_of_a_run_and_in_recent_periods(ledger: Ledger) -> None:
     running(ledger)
     ledger.incident_event(ID, 1, time_ns=1108 * S, stage="decide", text="")
     whole = {"start": 10, "detect": 5, "decide": 3}
@@ -68,7 +68,7 @@ def test_the_causes_of_a_run_since_its_start_and_of_late(ledger: Ledger) -> None
 
 
 @pytest.mark.parametrize("kept", ["[7]", '{"timings": 7}', '{"timings": [{"name": "stop"}, 7]}'])
-def test_a_report_that_this_release_cannot_read_leaves_it_unknown(ledger: Ledger, kept: str) -> None:
+def test_the_cause_is_unknown_if_this_release_cannot_read_the_report(ledger: Ledger, kept: str) -> None:
     running(ledger)
     ledger.incident_closed(ID, report(), closed_ns=1120 * S)
     with ledger._writing("gpt") as connection:
@@ -76,7 +76,7 @@ def test_a_report_that_this_release_cannot_read_leaves_it_unknown(ledger: Ledger
     assert lost(ledger) == [{"start": 10, "detect": 5, "unknown": 15}]
 
 
-def test_a_fault_with_which_the_job_goes_on_costs_nothing_once_that_is_known(ledger: Ledger) -> None:
+def test_a_fault_that_was_only_observed_costs_no_time(ledger: Ledger) -> None:
     running(ledger)
     assert lost(ledger) == [{"start": 10, "detect": 5, "decide": 95}]
     ledger.incident_closed(ID, report("observed"), closed_ns=1120 * S)

@@ -97,7 +97,7 @@ async def incident_of(told: Told, handle: WorkflowHandle[Any, Any]) -> WorkflowH
     return told.client.get_workflow_handle(state.incidents[-1].id)
 
 
-async def test_a_parking_is_told_once_by_two_loops_and_by_a_later_one(told: Told) -> None:
+async def test_several_announcers_announce_each_parking_once(told: Told) -> None:
     handle = await parked(told)
     first, second = told.announcer(), told.announcer()
     [body] = await told.looked(first, second, count=1)
@@ -121,7 +121,7 @@ async def test_a_parking_is_told_once_by_two_loops_and_by_a_later_one(told: Told
     assert [one["kind"] for one in told.pager.bodies] == ["parked", "parked", "job-failed"]
 
 
-async def test_only_who_wants_a_kind_is_told(told: Told) -> None:
+async def test_a_receiver_gets_only_the_kinds_of_notices_that_it_wants(told: Told) -> None:
     deaf = NoticeSettings(receiver=[Receiver(name="pager", url=told.pager.url, kinds=["pool-empty"])])
     handle = await parked(told)
     await Announcer(told.client, deaf, told.queue).look()
@@ -130,7 +130,7 @@ async def test_only_who_wants_a_kind_is_told(told: Told) -> None:
     await handle.terminate()
 
 
-async def test_the_breaker_is_told_where_the_job_is_parked_for_it(told: Told) -> None:
+async def test_the_breaker_is_announced_if_the_job_is_parked_for_it(told: Told) -> None:
     told.jobs.cluster.standbys, told.jobs.cluster.evidence = list(STANDBYS), gone("m1")
     handle = await told.jobs.start(evict={"share": 0.0, "at_least": 0}, silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
@@ -143,7 +143,7 @@ async def test_the_breaker_is_told_where_the_job_is_parked_for_it(told: Told) ->
     await handle.terminate()
 
 
-async def test_the_breaker_is_told_where_the_job_goes_on(told: Told) -> None:
+async def test_the_breaker_is_announced_if_the_job_continues(told: Told) -> None:
     told.jobs.cluster.standbys = list(STANDBYS)
     handle = await told.jobs.start(evict={"share": 0.0, "at_least": 0})
     await told.jobs.until(handle, lambda state: state.status == "running")
@@ -155,7 +155,7 @@ async def test_the_breaker_is_told_where_the_job_goes_on(told: Told) -> None:
     await handle.terminate()
 
 
-async def test_a_job_whose_workflow_is_terminated_is_told_and_one_that_is_stopped_is_not(told: Told) -> None:
+async def test_a_terminated_job_is_announced_and_a_stopped_job_is_not(told: Told) -> None:
     stopped, terminated = await told.jobs.start(), await told.jobs.start()
     for handle in (stopped, terminated):
         await told.jobs.until(handle, lambda state: state.status == "running")
@@ -198,7 +198,7 @@ def pool(*machines: PoolMachine) -> PoolState:
     return PoolState(machines={one.machine.name: one for one in machines}, standbys=1, known=True)
 
 
-async def test_machines_that_are_missing_or_evicted_again(told: Told) -> None:
+async def test_missing_standbys_and_second_evictions_are_announced(told: Told) -> None:
     first, second = told.announcer(short_for_s=0.0), told.announcer(short_for_s=0.0)
     with structlog.testing.capture_logs() as logs:
         await first.look()

@@ -81,7 +81,7 @@ def test_receivers_of_all_kinds() -> None:
         ('name = "x"\ncommand = ["sh"]\ndeadline_s = 0', "receiver number 1: deadline_s: Input should be greater"),
     ],
 )
-def test_a_receiver_that_is_wrong(receiver: str, said: str) -> None:
+def test_an_invalid_receiver_is_refused(receiver: str, said: str) -> None:
     assert said in refusal(f"[[receiver]]\n{receiver}")
 
 
@@ -89,13 +89,13 @@ def test_a_password_in_a_url_is_refused() -> None:
     assert "it contains a user or a password" in refusal('[[receiver]]\nname = "x"\nurl = "https://me:s3cr3t@a/"')
 
 
-def test_files_that_are_wrong_as_a_whole() -> None:
+def test_errors_of_the_file_itself_are_named() -> None:
     assert "it has no receiver" in refusal("")
     assert "there is no setting 'receivers'; there are receiver" in refusal("[[receivers]]")
     assert "two receivers are named 'x'" in refusal('[[receiver]]\nname = "x"\ncommand = ["sh"]\n' * 2)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     said = refusal('[[receiver]]\nname = "x"\nkinds = ["no"]\nurl = "http://a"\n[[receiver]]\nname = "y"\n')
 
     assert len(said.splitlines()) == 4

@@ -54,7 +54,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_the_first_version_is_the_folder_as_it_is(project: Project) -> None:
+def test_the_first_version_has_the_current_files_of_the_folder(project: Project) -> None:
     first = project.first
     assert (first.script, first.cwd, first.files) == ("train.py", str(project.folder), 2)
     assert first.cwd_by_default
@@ -70,7 +70,7 @@ def test_the_first_version_is_the_folder_as_it_is(project: Project) -> None:
     assert run(project.store.full("gpt", first.model_copy(update={"packages": {}}))) == first
 
 
-def test_a_folder_above_the_script_and_a_working_directory_of_ones_own(project: Project, tmp_path: Path) -> None:
+def test_a_script_in_a_subfolder_with_another_working_directory(project: Project, tmp_path: Path) -> None:
     project.repository.write(sub__deep_py="1")
     spec = project.spec.model_copy(update={"script": str(project.folder / "sub/deep.py"), "cwd": str(tmp_path)})
     made = run(first_version(spec, project.folder, project.store))
@@ -79,7 +79,7 @@ def test_a_folder_above_the_script_and_a_working_directory_of_ones_own(project: 
         run(first_version(project.spec, project.folder / "sub", project.store))
 
 
-def test_a_script_that_git_ignores_is_no_version(project: Project) -> None:
+def test_a_script_that_git_ignores_is_refused(project: Project) -> None:
     project.repository.write(_gitignore="train_*.py\n", train__py="1")
     (project.folder / "train_2.py").write_text("1")
     spec = project.spec.model_copy(update={"script": str(project.folder / "train_2.py")})
@@ -87,7 +87,7 @@ def test_a_script_that_git_ignores_is_no_version(project: Project) -> None:
         run(first_version(spec, project.folder, project.store))
 
 
-def test_a_folder_as_it_is_now(project: Project) -> None:
+def test_a_version_from_the_current_files_of_a_folder(project: Project) -> None:
     project.repository.write(train_py="import lib\nprint(2)\n", more_py="1\n2\n")
     made = project.next(code=str(project.folder))
     assert (made.script, made.cwd, made.args, made.env) == (
@@ -105,7 +105,7 @@ def test_a_folder_as_it_is_now(project: Project) -> None:
     assert "--- /dev/null\n+++ more.py\n" in text
 
 
-def test_a_revision_of_the_folder_that_runs(project: Project) -> None:
+def test_a_version_from_a_git_revision_of_the_jobs_folder(project: Project) -> None:
     (project.folder / "lib.py").unlink()
     project.repository.write(train_py="print(1)\n")
     second = project.repository.commit("Second: less code")
@@ -120,7 +120,7 @@ def test_a_revision_of_the_folder_that_runs(project: Project) -> None:
     assert "1 commits are removed" in project.told(made, back)
 
 
-def test_other_arguments_variables_and_script_with_the_code_that_runs(project: Project) -> None:
+def test_other_arguments_variables_or_script_with_the_same_code(project: Project) -> None:
     made = project.next(args=["--steps", "500", "--seed", "3"], env={"LR": "0.2", "HF_TOKEN": "abcdef", "X": ""})
     assert made.code == project.first.code
     assert made.env == {"LR": "0.2", "HF_TOKEN": "abcdef", "X": ""}
@@ -134,7 +134,7 @@ def test_other_arguments_variables_and_script_with_the_code_that_runs(project: P
     assert project.next().id == project.first.id
 
 
-def test_from_in_place_to_a_snapshot(project: Project) -> None:
+def test_a_job_changes_from_in_place_to_a_snapshot(project: Project) -> None:
     in_place = CodeVersion.of(project.spec)
     made = project.next(in_place, code=str(project.folder))
     assert (made.script, made.cwd) == ("train.py", str(project.folder))
@@ -157,13 +157,13 @@ def test_from_in_place_to_a_snapshot(project: Project) -> None:
         ({"code": "FOLDER", "script": "../x.py"}, "is not in the folder"),
     ],
 )
-def test_what_cannot_be_made_says_why(project: Project, request_: dict[str, str], said: str) -> None:
+def test_the_error_says_why_a_version_cannot_be_made(project: Project, request_: dict[str, str], said: str) -> None:
     request: dict[str, Any] = {name: value.replace("FOLDER", str(project.folder)) for name, value in request_.items()}
     with pytest.raises(ConfigError, match=said):
         project.next(**request)
 
 
-def test_a_folder_on_storage_that_hangs_is_not_waited_for(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_on_hanging_storage_is_given_up(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "STORAGE_S", 0.2)
     hangs = asyncio.Event()
     monkeypatch.setattr(make, "folder_snapshot", lambda *_: asyncio.run(hangs.wait()))
@@ -171,7 +171,7 @@ def test_a_folder_on_storage_that_hangs_is_not_waited_for(project: Project, monk
         project.next(code=str(project.folder))
 
 
-def test_what_is_told_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_of_changes_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(70):
         (project.folder / f"file-{number:02d}.py").write_text(f"{number}\n" * 400)
     (project.folder / "image.png").write_bytes(b"\0" * 1000)
@@ -186,14 +186,14 @@ def test_what_is_told_is_bounded(project: Project, monkeypatch: pytest.MonkeyPat
     assert "file-00.py, file-01.py" in project.told(project.first, made)
 
 
-def test_secrets_in_code_are_not_told(project: Project) -> None:
+def test_secrets_in_code_are_not_shown(project: Project) -> None:
     project.repository.write(train_py='import lib\npassword = "hunter2"\nurl = "https://me:hunter2@host"\n')
     text = project.told(project.first, project.next(code=str(project.folder)))
     assert "password" in text
     assert "hunter2" not in text
 
 
-def test_packages_that_changed_are_told(project: Project) -> None:
+def test_changed_packages_are_shown(project: Project) -> None:
     other = project.first.model_copy(update={"packages": project.first.packages | {"torch": "9.9"}})
     torch = project.first.packages["torch"]
     assert project.told(project.first, other) == f"packages torch {torch} -> 9.9"
@@ -207,7 +207,7 @@ def made_by_a_worker(project: Project, store: VersionStore | None, **given: Any)
     return run(perform(MakeVersion(**given), versions=store))
 
 
-def test_a_worker_makes_it_and_leaves_the_packages_in_the_store(project: Project) -> None:
+def test_a_version_made_by_a_worker_has_its_packages_only_in_the_store(project: Project) -> None:
     project.repository.write(train_py="print(2)\n")
     made = made_by_a_worker(project, project.store, request={"code": str(project.folder)})
     assert made.runs.packages == {}
@@ -217,7 +217,7 @@ def test_a_worker_makes_it_and_leaves_the_packages_in_the_store(project: Project
     assert again == made
 
 
-def test_what_a_command_made_is_taken_as_it_is(project: Project) -> None:
+def test_a_version_that_a_command_made_is_used_unchanged(project: Project) -> None:
     project.repository.write(train_py="print(3)\n")
     here = project.next(code=str(project.folder))
     made = made_by_a_worker(project, project.store, request={"made": here.model_copy(update={"packages": {}})})
@@ -233,7 +233,7 @@ def test_without_a_store_only_arguments_and_variables_change(project: Project) -
     assert refused.value.non_retryable
 
 
-def test_a_store_that_is_away_is_asked_again_and_a_wrong_folder_is_not(project: Project, tmp_path: Path) -> None:
+def test_a_missing_store_is_retried_and_a_wrong_folder_is_not(project: Project, tmp_path: Path) -> None:
     (tmp_path / "away").mkdir()
     (tmp_path / "away/code").write_text("a file where a folder has to be")
     with pytest.raises(ApplicationError) as away:

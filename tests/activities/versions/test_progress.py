@@ -9,7 +9,7 @@ from activities.versions.progress import SnapshotProgress, showing_progress
 from activities.versions.snapshot import folder_snapshot
 
 
-def test_a_snapshot_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_snapshot_shows_its_progress(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.py").write_text("a" * 1000)
     progress = SnapshotProgress()
@@ -19,7 +19,7 @@ def test_a_snapshot_says_how_far_it_is(tmp_path: Path) -> None:
     assert progress.text == "snapshot of the code: 20 files, 0.0 MB, written to the store of versions"
 
 
-def test_each_line_is_told_once_and_none_after_the_end() -> None:
+def test_each_line_is_shown_once_and_no_line_after_the_end() -> None:
     async def work() -> list[str]:
         told: list[str] = []
         async with showing_progress(told.append, every_s=0.001) as progress:

@@ -55,7 +55,7 @@ def contents(store: VersionStore, digest: str) -> dict[str, bytes]:
     return asyncio.run(read())
 
 
-def test_what_is_put_is_there_again(store: VersionStore, tmp_path: Path) -> None:
+def test_a_stored_version_is_read_back(store: VersionStore, tmp_path: Path) -> None:
     with snapshot(tmp_path / "code") as made:
         asyncio.run(store.put("gpt", version(made.digest), made))
         asyncio.run(store.put("gpt", version(made.digest, "--steps"), made))
@@ -67,19 +67,19 @@ def test_what_is_put_is_there_again(store: VersionStore, tmp_path: Path) -> None
     assert asyncio.run(store.full("other", bare)) == bare
 
 
-def test_a_version_that_runs_in_place_has_a_record_alone(store: VersionStore) -> None:
+def test_a_version_that_runs_in_place_has_a_record_and_no_code(store: VersionStore) -> None:
     asyncio.run(store.put("gpt", version(""), None))
     assert asyncio.run(store.full("gpt", version("").model_copy(update={"packages": {}}))) == version("")
 
 
-def test_what_is_not_there_is_told_with_the_place(store: VersionStore) -> None:
+def test_the_error_about_missing_code_names_the_store(store: VersionStore) -> None:
     with pytest.raises(VersionStoreError, match=r"000000000000 is not in the store of versions .*versions: it was"):
         asyncio.run(store.code("0" * 64))
     with pytest.raises(VersionStoreError, match="no digest"):
         asyncio.run(store.code("../../etc/passwd"))
 
 
-def test_damage_is_noticed_and_what_is_put_again_is_whole(tmp_path: Path) -> None:
+def test_damaged_code_is_noticed_and_can_be_stored_again(tmp_path: Path) -> None:
     store = VersionStore(str(tmp_path / "versions"))
     with snapshot(tmp_path / "code") as made, snapshot(tmp_path / "code", "print(2)\n") as other:
         asyncio.run(store.put("gpt", version(made.digest), made))
@@ -93,7 +93,7 @@ def test_damage_is_noticed_and_what_is_put_again_is_whole(tmp_path: Path) -> Non
     assert contents(store, made.digest) == {"job.py": b"print(1)\n"}
 
 
-def test_a_damaged_record_or_one_of_another_version_is_told(tmp_path: Path) -> None:
+def test_a_damaged_or_exchanged_record_is_refused(tmp_path: Path) -> None:
     store = VersionStore(str(tmp_path / "versions"))
     asyncio.run(store.put("gpt", version(""), None))
     [record] = (tmp_path / "versions/jobs/gpt").iterdir()
@@ -103,7 +103,7 @@ def test_a_damaged_record_or_one_of_another_version_is_told(tmp_path: Path) -> N
             asyncio.run(store.full("gpt", version("")))
 
 
-def test_a_folder_that_is_made_is_private_and_nothing_half_is_left(tmp_path: Path) -> None:
+def test_the_new_folder_is_private_and_has_no_partial_files(tmp_path: Path) -> None:
     store = VersionStore(str(tmp_path / "versions"))
     with snapshot(tmp_path / "code") as made:
         asyncio.run(store.put("gpt", version(made.digest), made))
@@ -112,7 +112,7 @@ def test_a_folder_that_is_made_is_private_and_nothing_half_is_left(tmp_path: Pat
     assert sorted(names) == sorted([f"{made.digest}.tar.gz", f"{version(made.digest).id}.{made.digest}.json"])
 
 
-async def test_many_writers_of_the_same_and_of_others_leave_all_whole(tmp_path: Path) -> None:
+async def test_concurrent_writers_leave_only_complete_code(tmp_path: Path) -> None:
     stores = [VersionStore(str(tmp_path / "versions")) for _ in range(6)]
     made = [snapshot(tmp_path / f"code-{number % 2}", f"print({number % 2})\n" * 20_000) for number in range(6)]
     await asyncio.gather(
@@ -126,7 +126,7 @@ async def test_many_writers_of_the_same_and_of_others_leave_all_whole(tmp_path: 
     assert len(list((tmp_path / "versions/code").iterdir())) == 2
 
 
-def test_a_store_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "ANSWER_S", 0.2)
     store, go_on = VersionStore(str(tmp_path / "versions")), threading.Event()
     monkeypatch.setattr(store._jobs, "write", lambda *_: go_on.wait())
@@ -135,19 +135,19 @@ def test_a_store_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
     go_on.set()
 
 
-def test_a_store_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
     (tmp_path / "versions/jobs").write_text("a file where a folder has to be")
     with pytest.raises(VersionStoreError, match=r"versions cannot keep a version of gpt: .*EVERSTEP_VERSIONS"):
         asyncio.run(VersionStore(str(tmp_path / "versions")).put("gpt", version(""), None))
 
 
-def test_a_url_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_kind_of_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="EVERSTEP_VERSIONS nonsense://x cannot be used"):
         VersionStore("nonsense://x")
 
 
-def test_what_is_not_needed_is_removed(store: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unneeded_versions_are_removed(store: VersionStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune, "KEPT", 1)
     monkeypatch.setattr(prune, "YOUNG_S", -1.0)
     made = []
@@ -167,7 +167,7 @@ def test_what_is_not_needed_is_removed(store: VersionStore, tmp_path: Path, monk
     assert asyncio.run(store.prune("gpt", {made[1].id})).versions == []
 
 
-def test_code_that_somebody_uses_again_is_young_again(tmp_path: Path) -> None:
+def test_code_that_is_used_again_counts_as_new(tmp_path: Path) -> None:
     store = VersionStore(str(tmp_path / "versions"))
     with snapshot(tmp_path / "code") as made:
         asyncio.run(store.put("gpt", version(made.digest), made))
@@ -178,7 +178,7 @@ def test_code_that_somebody_uses_again_is_young_again(tmp_path: Path) -> None:
     assert time.time() - file.stat().st_mtime < prune.YOUNG_S
 
 
-def test_pruning_that_fails_costs_nothing_but_a_line_in_the_log(tmp_path: Path) -> None:
+def test_a_failed_pruning_is_only_logged(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
     store = VersionStore(str(tmp_path / "versions"))
 

@@ -54,7 +54,7 @@ def anomalies(job: JobView, now_ns: int) -> list[Anomaly]:
     return [verdict for verdict in job.verdicts(now_ns) if isinstance(verdict, Anomaly)]
 
 
-def test_steps_that_go_on_without_saves_are_reported() -> None:
+def test_steps_without_saves_are_reported() -> None:
     job = watched()
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
     assert anomalies(job, 100 * S) == []
@@ -70,7 +70,7 @@ def test_steps_that_go_on_without_saves_are_reported() -> None:
     assert anomalies(job, 200 * S) == []
 
 
-def test_a_rank_that_saved_before_the_restart_and_not_since_is_reported_too() -> None:
+def test_a_rank_that_has_not_saved_since_the_restart_is_reported_too() -> None:
     job = watched()
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
     job.reported.add(1)
@@ -82,7 +82,7 @@ def test_a_rank_that_saved_before_the_restart_and_not_since_is_reported_too() ->
     assert "step 20" in found.headline
 
 
-def test_a_script_that_never_saved_is_left_alone() -> None:
+def test_a_script_that_never_saved_is_not_reported() -> None:
     job = watched()
     show(job, 100 * S, 20)
     show(job, 900 * S, 500)
@@ -90,7 +90,7 @@ def test_a_script_that_never_saved_is_left_alone() -> None:
     assert anomalies(job, 900 * S) == []
 
 
-def test_all_machines_are_asked_for_a_coming_step_when_the_one_on_disk_is_old() -> None:
+def test_if_the_step_on_disk_is_old_all_machines_are_asked_for_a_coming_step() -> None:
     job = watched()
     steps = [job_asked(job, second, 10 * second) for second in range(1, 75)]
 
@@ -106,7 +106,7 @@ def job_asked(job: JobView, second: int, steps: int) -> int | None:
     return job.persist(second * S)
 
 
-def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
+def test_the_wanted_step_is_sent_again_to_a_machine_that_missed_it() -> None:
     job = watched()
     for second in range(1, 10):
         job_asked(job, second, 10 * second)
@@ -117,7 +117,7 @@ def test_a_machine_that_did_not_hear_of_the_wanted_step_is_told_again() -> None:
     assert job.persist(10 * S) is None
 
 
-def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
+def test_all_machines_learn_which_step_all_have_on_disk() -> None:
     job = watched()
     assert job.on_disks() == (0, Agreed())
     show(job, 10 * S, 100, ranks=(0,), disk_steps=[64, 80, 96], disk_passed=96)
@@ -131,7 +131,7 @@ def test_all_machines_are_told_which_step_on_disk_all_have() -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
-def test_ages_are_taken_from_one_clock_each(ahead_s: int) -> None:
+def test_the_age_of_a_copy_does_not_depend_on_the_clocks_of_machines(ahead_s: int) -> None:
     """The policy CHECKPOINT wants a copy on disk each minute."""
     job, asked = watched(), []
     for second in range(100_000, 100_100):
@@ -145,7 +145,7 @@ def test_ages_are_taken_from_one_clock_each(ahead_s: int) -> None:
     assert asked[0] == 100_030
 
 
-def test_machines_are_aligned_in_the_generation_that_is_behind() -> None:
+def test_machines_are_aligned_in_the_running_generation() -> None:
     def aligned() -> tuple[int, Aligned] | None:
         job = watched()
         for second in range(1, 10):
@@ -160,7 +160,7 @@ def test_machines_are_aligned_in_the_generation_that_is_behind() -> None:
     assert found[0] == 3 and found[1].named > 2
 
 
-def test_ranks_that_ended_are_not_asked_for_anything() -> None:
+def test_nothing_is_requested_of_ended_ranks() -> None:
     job = watched()
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
     for rank in (0, 1):
@@ -172,7 +172,7 @@ def test_ranks_that_ended_are_not_asked_for_anything() -> None:
     assert job.persist(300 * S) is None
 
 
-def test_an_agent_that_does_not_speak_is_named_in_a_hang() -> None:
+def test_a_silent_machine_is_named_in_a_hang() -> None:
     job = watched()
     for second in range(100):
         show(job, second * S, 20, ranks=(0,), own_step=20, own_ns=second * S)
@@ -184,7 +184,7 @@ def test_an_agent_that_does_not_speak_is_named_in_a_hang() -> None:
     assert found[0].machines == ["m1"]
 
 
-def test_a_job_whose_agents_never_answer_hangs_from_what_its_workflow_knows() -> None:
+def test_a_job_whose_agents_never_answered_is_reported_as_hung() -> None:
     job = watched(known=(4, 20))
     found = [one for second in range(0, 100, 2) for one in anomalies(job, second * S)]
 
@@ -192,7 +192,7 @@ def test_a_job_whose_agents_never_answer_hangs_from_what_its_workflow_knows() ->
     assert found[0].machines == ["m0", "m1"]
 
 
-def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
+def test_the_end_of_all_ranks_is_a_verdict_until_it_is_reported() -> None:
     job = watched()
     for rank in (0, 1):
         end = pb.RankEnd(rank=rank, exit=pb.Exit(kind=pb.Exit.CODE, value=0, time_ns=5), finished=True)
@@ -204,7 +204,7 @@ def test_the_end_of_all_ranks_is_told_until_it_was_reported() -> None:
     assert list(job.verdicts(9)) == []
 
 
-def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None:
+def test_the_report_of_an_emptied_machine_has_the_time_since_the_last_step() -> None:
     job = watched()
     for second in range(100, 111):  # the job completed its last step at 100 s
         show(job, second * S, 20, own_step=20, own_ns=100 * S)
@@ -215,7 +215,7 @@ def test_a_machine_that_came_back_empty_says_how_long_no_step_was_seen() -> None
     assert found.quiet_s == pytest.approx(11)
 
 
-def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed() -> None:
+def test_an_emptied_machine_is_reported_although_no_rank_failed() -> None:
     job = watched()
     empty = pb.ProgressReply(time_ns=90 * S)
     job.showed("m1", empty, 90 * S)  # before the launch
@@ -239,7 +239,7 @@ def test_a_machine_that_came_back_empty_is_reported_though_nobody_else_noticed()
     assert (found.generation, found.machines, found.ranks) == (2, ["m0", "m1"], [0, 1])
 
 
-def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
+def test_a_machine_that_is_not_launched_yet_is_not_lost() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.reported.add(1)
@@ -248,7 +248,7 @@ def test_a_machine_that_is_still_behind_with_a_launch_is_not_lost() -> None:
     assert anomalies(job, 110 * S) == []
 
 
-def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_says_that_it_ran_there() -> None:
+def test_a_machine_whose_ranks_were_never_seen_is_lost_only_if_the_workflow_says_that_it_ran() -> None:
     job = watched()
     show(job, 100 * S, 20, ranks=(0,))
     empty = pb.ProgressReply(time_ns=101 * S)
@@ -267,7 +267,7 @@ def test_a_machine_lost_before_it_was_seen_to_run_is_reported_once_the_workflow_
     assert anomalies(job, 104 * S) == []
 
 
-def test_a_machine_on_its_way_into_the_next_generation_is_not_lost_by_what_the_workflow_said_before() -> None:
+def test_the_workflows_word_about_one_generation_does_not_count_for_the_next_one() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.note_running(1, 1, 101 * S)
@@ -296,7 +296,7 @@ def hung(job: JobView, begin: int, end: int, *ranks: dict[str, Any]) -> list[Ano
     return found
 
 
-def test_a_first_step_that_takes_longer_than_the_floor_of_a_hang_is_no_hang() -> None:
+def test_a_long_first_step_is_no_hang() -> None:
     """Restored ranks report the step from which they resume, which does not count as a completed step."""
     stepped: dict[str, Any] = {"completed_steps": 21, "marks": {"first_step": 1}}
     job = watched()
@@ -307,7 +307,7 @@ def test_a_first_step_that_takes_longer_than_the_floor_of_a_hang_is_no_hang() ->
     assert [one.symptom for one in hung(job, 1026, 1040, stepped, stepped)][:1] == [Symptom.HANG]
 
 
-def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
+def test_ranks_that_never_step_are_left_out_of_the_detection_of_hangs() -> None:
     server: dict[str, Any] = {"attached": False, "completed_steps": -1, "marks": {"loop_entered": 0}}
     job = watched()
 
@@ -318,7 +318,7 @@ def test_ranks_that_go_on_without_the_others_are_watched_without_them() -> None:
     assert [one.symptom for one in hung(job, 10, 60, count, server)][:1] == [Symptom.HANG]
 
 
-def test_ranks_whose_loops_are_over_take_the_time_that_they_need() -> None:
+def test_ranks_that_left_their_loops_are_no_hang() -> None:
     job = watched()
     for done in ({"finished": True}, {"marks": {"first_step": 1, "loop_left": 9}}):
         assert hung(job, 0, 500, done, done) == []
@@ -329,8 +329,8 @@ def left(job: JobView, rank: int, second: int) -> None:
     job.ended(f"m{rank}", pb.Observation(id=f"m{rank}-1", sequence=1, generation=2, rank_ended=end), second * S)
 
 
-def test_a_rank_that_left_alone_is_told_from_one_that_left_first() -> None:
-    """The other ranks' reports show the difference: either they are still in their loops, or they left them too."""
+def test_a_rank_that_left_alone_is_reported_and_one_that_left_first_is_not() -> None:
+    """A rank left alone if the other ranks are in their loops; it left first if the others left their loops too."""
     gone = {"alive": False, "marks": {"first_step": 1}}
     for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
         job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
@@ -358,8 +358,8 @@ def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
     assert found(162) == [Symptom.MACHINE_SILENT]
 
 
-def test_what_is_dealt_with_is_forgotten() -> None:
-    """Otherwise the data would grow for months, with thousands of ranks in each generation of a job."""
+def test_data_of_reported_generations_are_forgotten() -> None:
+    """Otherwise the view would grow for months, since a job has many generations with thousands of ranks each."""
     job = watched()
     for generation in range(1, 30):
         show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)

@@ -29,7 +29,7 @@ def finding(number: int = 7, *, over: bool = False, since_s: float = 1) -> pb.Ob
     return pb.Observation(sequence=number, id=f"m1-{number}", machine="m1", machine_finding=told)
 
 
-def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None:
+def test_a_fault_is_reported_once_and_not_if_it_is_over() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", finding(), 100 * S)
@@ -45,7 +45,7 @@ def test_a_machine_that_is_faulty_is_told_once_and_not_when_it_is_over() -> None
     assert anomalies(job, 110 * S) == []
 
 
-def test_a_fault_that_is_no_longer_sure_to_be_one_is_not_told() -> None:
+def test_a_fault_whose_verdict_became_unknown_is_not_reported() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", finding(), 100 * S)
@@ -77,7 +77,7 @@ class RefusingClient:
         RPCError("away", RPCStatusCode.UNAVAILABLE, b""),
     ],
 )
-async def test_no_other_report_waits_for_one_of_a_machine(error: Exception) -> None:
+async def test_a_failed_report_of_a_machine_fault_delays_no_other_report(error: Exception) -> None:
     job, client = watched(), RefusingClient(error)
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=90), 100 * S)
@@ -119,7 +119,7 @@ async def test_a_report_that_fails_is_sent_again_and_logged_once(
     )
 
 
-def test_a_burst_is_told_once() -> None:
+def test_a_burst_of_findings_is_one_report() -> None:
     job = watched()
     show(job, 100 * S, 20)
     for machine in ("m0", "m1"):
@@ -139,7 +139,7 @@ def crash(generation: int = 1) -> Anomaly:
     return Anomaly(id="m0-1", generation=generation, symptom=Symptom.CRASH, headline="rank 0 ended")
 
 
-def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> None:
+def test_a_finding_from_before_a_crash_belongs_to_the_incident_of_the_crash() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=100), 100 * S)
@@ -149,7 +149,7 @@ def test_what_was_found_before_a_crash_was_told_is_part_of_its_incident() -> Non
     assert anomalies(job, 120 * S) == []
 
 
-def test_what_is_found_after_a_crash_was_told_is_told_once_the_job_runs_again() -> None:
+def test_a_finding_from_during_an_incident_is_reported_when_the_job_runs_again() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.accepted(crash(), 101 * S)
@@ -158,14 +158,14 @@ def test_what_is_found_after_a_crash_was_told_is_told_once_the_job_runs_again() 
     assert [told.id for told in anomalies(job, 120 * S)] == ["m1-7"]
 
 
-def test_what_was_found_before_a_job_began_is_told() -> None:
+def test_a_finding_from_before_the_start_of_a_job_is_reported() -> None:
     job = watched()
     job.found("m1", finding(since_s=5), 90 * S)
     show(job, 100 * S, 20)
     assert [told.id for told in anomalies(job, 100 * S)] == ["m1-7"]
 
 
-def test_what_is_unknown_takes_no_room() -> None:
+def test_findings_with_unknown_verdicts_are_not_kept() -> None:
     job = watched()
     show(job, 100 * S, 20)
     for number in range(2 * FINDINGS_KEPT):
@@ -186,7 +186,7 @@ def test_a_flood_of_findings_is_bounded() -> None:
     assert len(job.facts(1, 100 * S).findings) == FINDINGS_KEPT
 
 
-async def test_a_fault_is_needed_until_the_workflow_took_it() -> None:
+async def test_a_fault_is_acknowledged_only_after_the_workflow_accepted_it() -> None:
     job = watched()
     show(job, 100 * S, 20)
     for number, over in ((7, False), (8, False), (9, True)):
@@ -202,7 +202,7 @@ async def test_a_fault_is_needed_until_the_workflow_took_it() -> None:
     assert job.needs_no_more("m1") == 10
 
 
-async def test_a_job_that_is_stopped_holds_back_nothing() -> None:
+async def test_a_stopped_job_delays_no_acknowledgement() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.accepted(crash(), 101 * S)
@@ -228,7 +228,7 @@ def active(machine: str = "m1", **fields: Any) -> pb.Observation:
     return observation
 
 
-def test_what_is_active_as_the_watch_begins_is_reported_once() -> None:
+def test_a_finding_that_is_active_when_the_watch_begins_is_reported_once() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", active(), 100 * S)
@@ -241,7 +241,7 @@ def test_what_is_active_as_the_watch_begins_is_reported_once() -> None:
     assert anomalies(job, 130 * S) == []
 
 
-def test_what_is_active_and_observed_too_is_acknowledged_once_it_was_reported() -> None:
+def test_an_active_finding_that_is_also_observed_is_reported_once() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", finding(number=7), 100 * S)
@@ -251,7 +251,7 @@ def test_what_is_active_and_observed_too_is_acknowledged_once_it_was_reported() 
     assert reported.id == "m1-7"
 
 
-def test_what_is_active_and_the_workflow_knows_is_not_reported_again() -> None:
+def test_an_active_finding_that_the_workflow_knows_is_not_reported_again() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.faults.known = {"m1 gpu gpu-hot GPU 3": 5 * S}
@@ -261,7 +261,7 @@ def test_what_is_active_and_the_workflow_knows_is_not_reported_again() -> None:
     assert len(anomalies(job, 110 * S)) == 1
 
 
-def test_what_is_active_ends_like_anything_else() -> None:
+def test_an_active_finding_that_is_over_is_not_reported() -> None:
     job = watched()
     show(job, 100 * S, 20)
     job.found("m1", active(), 100 * S)

@@ -25,7 +25,7 @@ def slow_for(job: JobView, begin: int, seconds: int) -> list[Anomaly]:
     return [found for at in range(begin, begin + seconds) for found in shown(job, at, SLOW)]
 
 
-def test_it_is_told_after_two_minutes_and_the_generation_is_watched_further() -> None:
+def test_a_slow_job_is_reported_after_two_minutes_and_stays_watched() -> None:
     job = watched()
     assert slow_for(job, 100, 120) == []
     [found] = shown(job, 220, SLOW)
@@ -37,7 +37,7 @@ def test_it_is_told_after_two_minutes_and_the_generation_is_watched_further() ->
     assert slow_for(job, 221, 200) == [], "it was reported, and the job's workflow investigates"
 
 
-def test_a_decline_that_is_over_begins_to_count_anew_and_so_does_another_generation() -> None:
+def test_the_time_of_a_decline_begins_anew_after_a_recovery_or_a_launch() -> None:
     job = watched()
     assert slow_for(job, 100, 100) == []
     assert shown(job, 200, WELL) == []
@@ -46,7 +46,7 @@ def test_a_decline_that_is_over_begins_to_count_anew_and_so_does_another_generat
     assert [found for at in range(302, 402) for found in shown(job, at, SLOW, generation=2)] == []
 
 
-def test_an_agent_of_an_earlier_release_does_not_say_it() -> None:
+def test_an_agent_of_an_earlier_release_reports_no_decline() -> None:
     job = watched()
     of_before = pb.Metrics(step=400, step_s=0.2, typical_step_s=0.1, slow_since=320)
     assert [found for at in range(100, 400) for found in shown(job, at, of_before)] == []

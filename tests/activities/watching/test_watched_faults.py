@@ -21,7 +21,7 @@ HOT = pb.Finding(inspection="gpu", reason="gpu-hot", verdict="faulty", item="GPU
 RUNS = [pb.RankProgress(rank=0, generation=1, alive=True)]
 
 
-async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: Place, tmp_path: Path) -> None:
+async def test_an_agent_keeps_a_fault_until_the_job_has_accepted_it(place: Place, tmp_path: Path) -> None:
     """The agent keeps a fault even if all workers die after the ledger has it and before the job has it."""
     agent, job = place.agents[0], await place.start("faulty", 1)
     agent.shown["faulty"] = RUNS
@@ -47,7 +47,7 @@ async def test_a_fault_of_a_machine_is_kept_there_until_the_job_took_it(place: P
     ledger.close()
 
 
-async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place) -> None:
+async def test_a_job_gets_a_fault_that_was_active_before_its_start(place: Place) -> None:
     agent, job = place.agents[0], await place.start("later", 1)
     agent.active = [HOT]
     agent.shown["later"] = RUNS
@@ -66,7 +66,7 @@ async def test_a_job_is_told_of_a_fault_that_stood_before_it_began(place: Place)
     await job.result()
 
 
-async def test_a_fault_is_kept_until_all_jobs_on_its_machine_took_it() -> None:
+async def test_a_fault_is_kept_until_all_jobs_on_its_machine_accepted_it() -> None:
     one, other, pool = watched(), watched(), AgentClients()
     telling = Acknowledger(pool, one, {"job/one": one, "job/other": other})
     for job in (one, other):

@@ -85,7 +85,7 @@ async def restore(job: Job, *shards: pb.ShardSource) -> list[pb.ShardRestored]:
     return list((await job.agent.client.restore(request, timeout_s=60)).shards)
 
 
-async def test_a_stop_answers_for_800_gb_without_reading_them(agent: RunningAgent, job: Job) -> None:
+async def test_a_stop_lists_800_gb_of_slots_without_reading_them(agent: RunningAgent, job: Job) -> None:
     for rank in (0, 1):
         hollow(agent.shm / job.name / f"checkpoint-{rank}", STATE, range(20, 20 + SLOTS))
     before = bytes_read(agent)
@@ -98,7 +98,7 @@ async def test_a_stop_answers_for_800_gb_without_reading_them(agent: RunningAgen
     assert all(one.valid and one.unverified for one in found), "the contents are not called verified"
 
 
-async def test_a_damaged_header_is_named_without_the_payload(agent: RunningAgent, job: Job) -> None:
+async def test_a_damaged_header_is_named_without_reading_the_payload(agent: RunningAgent, job: Job) -> None:
     path = agent.shm / job.name / "checkpoint-0"
     hollow(path, STATE, range(20, 20 + SLOTS))
     with path.open("r+b", buffering=0) as file:
@@ -128,7 +128,7 @@ async def test_small_slots_are_verified_by_the_stop_itself(
     assert all(one.unverified != verified for one in found)
 
 
-async def test_only_the_chosen_step_is_read_and_all_ranks_at_once(agent: RunningAgent, job: Job) -> None:
+async def test_a_restore_of_all_ranks_reads_only_the_chosen_step(agent: RunningAgent, job: Job) -> None:
     size = 48_000_000
     await stop(job, verify_bytes=0)
     for rank in (0, 1):
@@ -160,7 +160,7 @@ async def test_only_the_chosen_step_is_read_and_all_ranks_at_once(agent: Running
     assert gone.damaged and "does not hold step 7" in gone.reason
 
 
-async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: RunningAgent, job: Job) -> None:
+async def test_a_slot_with_damaged_contents_is_found_before_a_rank_restores_it(agent: RunningAgent, job: Job) -> None:
     path = agent.shm / job.name / "checkpoint-0"
     hollow(path, GB, range(20, 22))
     assert all(one.valid for one in held(path, verify=False))
@@ -171,9 +171,7 @@ async def test_what_is_hollow_is_found_out_before_a_rank_restores_it(agent: Runn
     assert (found.ok, found.damaged) == (False, True)
 
 
-async def test_own_slots_beyond_where_a_launch_begins_are_forgotten_whatever_its_ranks_do(
-    agent: RunningAgent, job: Job
-) -> None:
+async def test_a_launch_forgets_own_slots_of_later_steps_whatever_its_ranks_do(agent: RunningAgent, job: Job) -> None:
     """The agent forgets them, because a rank may run a script without the library, as here, or be killed first."""
     await job.stop()
     paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]

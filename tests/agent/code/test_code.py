@@ -33,7 +33,7 @@ FILES = {
 }
 
 
-async def test_a_script_runs_from_the_snapshot_that_was_brought_and_says_its_version(agent: RunningAgent) -> None:
+async def test_a_script_runs_from_the_sent_snapshot_and_knows_its_version(agent: RunningAgent) -> None:
     job = await prepared(agent, "")
     archive, digest = packed(FILES)
 
@@ -49,7 +49,7 @@ async def test_a_script_runs_from_the_snapshot_that_was_brought_and_says_its_ver
     await job.release()
 
 
-async def test_two_snapshots_of_one_script_are_not_mixed_up(agent: RunningAgent) -> None:
+async def test_each_generation_runs_the_code_of_its_own_snapshot(agent: RunningAgent) -> None:
     job = await prepared(agent, "", ranks=1)
     one = await put(agent, FILES)
     other = await put(agent, FILES | {"train/lib.py": "WORD = 'two'\n"})
@@ -63,7 +63,7 @@ async def test_two_snapshots_of_one_script_are_not_mixed_up(agent: RunningAgent)
     await job.release()
 
 
-async def test_what_is_not_here_is_named_as_missing_and_brought(agent: RunningAgent) -> None:
+async def test_missing_code_is_named_and_can_be_sent(agent: RunningAgent) -> None:
     job = await prepared(agent, "", ranks=1)
     files = FILES | {"train/other.py": "1\n"}
     _, digest = packed(files)
@@ -79,7 +79,7 @@ async def test_what_is_not_here_is_named_as_missing_and_brought(agent: RunningAg
 
 
 @pytest.mark.parametrize("harm", ["change", "remove", "index", "folder"])
-async def test_damaged_code_is_missing_and_can_be_brought_again(agent: RunningAgent, harm: str) -> None:
+async def test_damaged_code_counts_as_missing_and_can_be_sent_again(agent: RunningAgent, harm: str) -> None:
     files = FILES | {"harm.txt": harm}
     digest = await put(agent, files)
     file = folder(agent) / digest / "train/lib.py"
@@ -99,7 +99,7 @@ async def test_damaged_code_is_missing_and_can_be_brought_again(agent: RunningAg
     assert file.read_text() == FILES["train/lib.py"]
 
 
-async def test_what_comes_otherwise_than_announced_is_refused_and_leaves_nothing(agent: RunningAgent) -> None:
+async def test_code_that_differs_from_the_announcement_is_refused_and_leaves_nothing(agent: RunningAgent) -> None:
     archive, digest = packed(FILES | {"here.txt": ""})
     for announced, size, data, said in [
         ("../" + digest[3:], len(archive), archive, "digest"),
@@ -117,7 +117,7 @@ async def test_what_comes_otherwise_than_announced_is_refused_and_leaves_nothing
     assert await agent.client.has_code([digest, "0" * 64]) == []
 
 
-async def test_two_at_once_end_in_one(agent: RunningAgent) -> None:
+async def test_simultaneous_transfers_of_a_snapshot_store_it_once(agent: RunningAgent) -> None:
     archive, digest = packed({f"{n}.py": f"{n}\n" * 500 for n in range(50)})
     replies = await asyncio.gather(
         *(agent.client.put_code(digest, len(archive), pieces(archive), timeout_s=30) for _ in range(4))
@@ -128,7 +128,7 @@ async def test_two_at_once_end_in_one(agent: RunningAgent) -> None:
     assert not list(folder(agent).glob(".*"))
 
 
-async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_kill_during_a_transfer_leaves_no_part_of_the_code(tmp_path: Path) -> None:
     archive, digest = packed(FILES)
     gone = asyncio.Event()
 
@@ -152,7 +152,7 @@ async def test_an_agent_that_is_killed_while_code_comes_has_none_of_it_and_leave
         assert await agent.client.has_code([digest, kept]) == [digest, kept]
 
 
-async def test_an_agent_starts_again_on_code_whatever_the_umask_and_links_were(tmp_path: Path) -> None:
+async def test_a_restarted_agent_accepts_code_with_links_and_with_any_umask(tmp_path: Path) -> None:
     output = io.BytesIO()
     with Packer(output) as packer:
         held = [packer.add("a/main.py", "f", b"1\n"), packer.add("now", "l", b"a")]

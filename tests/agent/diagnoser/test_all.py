@@ -16,13 +16,13 @@ from everstep.model.finding import Health
 from everstep.model.recovery_policy import RecoveryPolicy
 
 
-def test_there_is_one_of_each_name() -> None:
+def test_there_is_one_test_for_each_name() -> None:
     assert {kind.name for kind in TESTS} == set(Diagnostic)
     assert len(TESTS) == len(set(Diagnostic))
     assert {kind.name for kind in TESTS if kind.is_between()} == set(BETWEEN_MACHINES)
 
 
-def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_take() -> None:
+def test_the_policys_time_suffices_for_all_tests_of_a_machine() -> None:
     """Otherwise the first test could use the time of the others, which would never run."""
     needed = max(
         sum(kind_named(test).limits_type().deadline_s for test in row.choice.tests if test not in BETWEEN_MACHINES)
@@ -31,13 +31,13 @@ def test_a_policy_gives_all_tests_of_a_machine_the_time_that_each_of_them_may_ta
     assert needed <= RecoveryPolicy().diagnose.timeout_s
 
 
-def test_what_counts_as_broken_can_be_found() -> None:
+def test_each_reason_of_a_broken_test_is_declared() -> None:
     known = {reason.code: reason for kind in TESTS for reason in (*kind.reasons, *COMMON)}
     assert known.keys() >= {*BREAKS, NOT_BEGUN}
     assert {known[code].verdict for code in BREAKS} == {Health.UNKNOWN}
 
 
-def test_each_reason_code_means_one_thing() -> None:
+def test_each_reason_code_has_one_meaning() -> None:
     codes: dict[str, object] = {}
     for reason in [reason for kind in TESTS for reason in (*kind.reasons, *COMMON)]:
         assert codes.setdefault(reason.code, reason) == reason
@@ -54,12 +54,12 @@ def test_each_reason_code_means_one_thing() -> None:
         ("bitwise", {"dtype": "float64"}, "dtype must be one of float32"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_what_there_is(name: str, settings: dict[str, object], said: str) -> None:
+def test_an_unknown_test_or_setting_is_refused(name: str, settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         limits_named(name, json.dumps(settings))
 
 
-def test_settings_that_are_no_json_are_refused() -> None:
+def test_settings_that_are_not_json_are_refused() -> None:
     with pytest.raises(ConfigError, match="not JSON"):
         limits_named("memory", "{")
     assert limits_named("memory", "") == kind_named("memory").limits_type()

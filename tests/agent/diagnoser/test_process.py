@@ -50,7 +50,7 @@ def reasons(result: DiagnosticResult) -> list[str]:
         ("print(json.dumps({'ended': 11}), flush=True)", CRASHED),
     ],
 )
-def test_what_hangs_or_crashes_is_unknown_and_nothing_of_it_is_left(body: str, reason: object) -> None:
+def test_a_test_that_hangs_or_crashes_is_unknown_and_leaves_no_process(body: str, reason: object) -> None:
     process = child(body)
     found = process.run(asked(), lambda _: None)
     mark = f"{VARIABLE}={process._mark}"
@@ -64,7 +64,7 @@ def test_what_hangs_or_crashes_is_unknown_and_nothing_of_it_is_left(body: str, r
     assert family_of(-1, mark) == []
 
 
-def test_it_says_what_was_said_last() -> None:
+def test_the_finding_has_the_last_line_of_a_crashed_test() -> None:
     process = child("print('a driver fell over', file=sys.stderr); sys.exit(3)")
     assert "a driver fell over" in process.run(asked(), lambda _: None).findings[0].text
     process.close()
@@ -76,7 +76,7 @@ def test_a_program_that_cannot_be_started_is_unknown() -> None:
         assert reasons(process.run(asked(), lambda _: None)) == [UNABLE.code]
 
 
-def test_another_thread_ends_a_test_and_the_next_one_has_a_process_again() -> None:
+def test_after_a_test_was_ended_the_next_test_has_a_new_process() -> None:
     process = child("time.sleep(600)")
     found: list[DiagnosticResult] = []
     waiting = threading.Thread(target=lambda: found.append(process.run(DiagnosticRequest("memory", "", {}, 600), len)))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_another_thread_ends_a_test_and_the_next_one_has_a_process_again() -> No
     process.close()
 
 
-def test_results_come_back_and_what_cannot_be_tested_is_unknown(forked: Run, tmp_path: Path) -> None:
+def test_a_test_returns_its_results_or_is_unknown(forked: Run, tmp_path: Path) -> None:
     fine = forked("memory", mb=2, seconds=0.01)
     unable = forked("memory", mb=0.001)
 
@@ -103,7 +103,7 @@ def test_results_come_back_and_what_cannot_be_tested_is_unknown(forked: Run, tmp
     assert "could be tested" in unable.findings[0].text
 
 
-def test_it_ends_with_whoever_asks(tmp_path: Path) -> None:
+def test_a_diagnosis_ends_with_its_agent(tmp_path: Path) -> None:
     """A diagnosis ends if its agent is killed during a test."""
     program = f"""
 import json, os, sys

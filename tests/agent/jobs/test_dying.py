@@ -40,7 +40,7 @@ class Freezer:
         self._state("FROZEN")
 
     def hold_a_thread(self, pid: int) -> None:
-        """Hold one thread of a process, not its first thread. If killed, the process begins to end but still exists."""
+        """Hold one thread of a process, but not its first one. If it is killed, the process begins to end but stays."""
         other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
         (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")
@@ -81,12 +81,12 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
 
 
 @pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
-async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
+async def test_a_rank_that_takes_long_to_die_is_named_and_the_stop_is_repeated(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:
     first, second = [rank.pid for rank in (await job.entered()).ranks]
     freezer.hold(second)
-    if not with_server:  # then the agent itself kills the ranks
+    if not with_server:  # without the fork server, the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
 
     with pytest.raises(StillDying, match=rf"rank 1 \(pid {second}, state .\) has been dying for 1\d s"):
@@ -96,7 +96,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
         await job.launch(2)
 
     freezer.let_go()
-    while alive(second):  # noqa: ASYNC110 - nobody tells us
+    while alive(second):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     reply = await job.stop()  # the same request is executed again, because it failed
     assert [rank.stopped_by_us for rank in reply.ranks] == [True, True]
@@ -104,7 +104,7 @@ async def test_a_rank_that_takes_long_to_die_is_named_and_asked_for_again(
 
 
 @pytest.mark.parametrize("with_server", [True, pytest.param(False, marks=pytest.mark.wide)])
-async def test_an_end_is_told_while_the_rank_is_still_there(
+async def test_an_end_is_reported_while_the_process_still_exists(
     agent: RunningAgent, job: Job, freezer: Freezer, with_server: bool
 ) -> None:
     """It can take minutes until a killed rank with much memory no longer exists."""
@@ -118,10 +118,10 @@ async def test_an_end_is_told_while_the_rank_is_still_there(
     if with_server:
         agent.kill()  # the next agent knows which ends were reported
         await agent.start()
-    else:  # then the agent itself kills the ranks
+    else:  # without the fork server, the agent itself kills the ranks
         os.kill((await agent.client.describe()).jobs[0].fork_server_pid, 9)
     stopping = asyncio.create_task(job.stop())
-    while alive(first):  # noqa: ASYNC110 - nobody tells us
+    while alive(first):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     assert alive(second) and not stopping.done(), "the stop waits for rank 1"
 
@@ -135,7 +135,7 @@ async def test_an_end_is_told_while_the_rank_is_still_there(
     assert (first_told.id, second_told.generation) == (told.id, 2), "the first end was reported once"
 
 
-async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> None:
+async def test_an_exec_of_a_rank_is_no_end(agent: RunningAgent) -> None:
     """The kernel's notification about an exec is the same as about an end."""
     job = Job(agent, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo began; exec sleep 600'])", ranks=1)
     await job.prepare()
@@ -150,7 +150,7 @@ async def test_a_program_that_a_rank_becomes_is_no_end(agent: RunningAgent) -> N
     await job.release()
 
 
-async def test_the_activities_wait_and_say_for_whom(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
+async def test_activities_wait_for_dying_ranks_and_name_them(agent: RunningAgent, job: Job, freezer: Freezer) -> None:
     pid = (await job.entered()).ranks[0].pid
     freezer.hold(pid)
     pool, said = AgentClients(), list[str]()

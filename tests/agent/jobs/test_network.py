@@ -30,13 +30,13 @@ def test_each_address_of_this_machine_is_found() -> None:
     assert {address: interface_of(address) for address in found} == found
 
 
-def test_who_is_not_known_names_no_interface() -> None:
+def test_an_unknown_host_has_no_interface() -> None:
     assert socket_environment("no-such-host.invalid") == {}
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("own", "shown"), [({}, b"lo lo"), ({"GLOO_SOCKET_IFNAME": "ib0"}, b"ib0 lo")])
-async def test_ranks_get_it_where_their_job_says_nothing_else(
+async def test_ranks_get_the_interface_unless_their_job_sets_another_one(
     agent: RunningAgent, own: dict[str, str], shown: bytes
 ) -> None:
     assert set(socket_environment("127.0.0.21")) == set(SOCKET_VARIABLES)

@@ -38,7 +38,7 @@ time.sleep(1000)
 """
 
 
-async def test_ends_are_told_with_their_cause(agent: RunningAgent) -> None:
+async def test_ends_are_reported_with_their_cause(agent: RunningAgent) -> None:
     script = """
 import os, signal, sys
 match os.environ["RANK"]:
@@ -103,7 +103,7 @@ async def test_the_agent_knows_which_interfaces_its_ranks_use(agent: RunningAgen
     await job.release()
 
 
-async def test_nothing_of_a_dead_rank_lives_on(agent: RunningAgent) -> None:
+async def test_a_dead_rank_leaves_no_processes(agent: RunningAgent) -> None:
     job = await prepared(agent, FAMILY, ranks=2)
     ranks = (await job.launch()).ranks
     files = [agent.folder / f"family-{rank}" for rank in (0, 1)]
@@ -118,7 +118,7 @@ async def test_nothing_of_a_dead_rank_lives_on(agent: RunningAgent) -> None:
     await job.release()
 
 
-async def test_a_repeated_request_id_has_no_second_effect(agent: RunningAgent) -> None:
+async def test_a_repeated_request_has_no_second_effect(agent: RunningAgent) -> None:
     job = await prepared(agent, SLEEP)
     first = await job.launch()
     assert await job.launch() == first
@@ -159,7 +159,7 @@ async def test_a_late_stop_of_an_older_generation_lowers_no_fence(agent: Running
     await job.release()
 
 
-async def test_a_rank_that_is_there_twice_says_so(agent: RunningAgent) -> None:
+async def test_a_rank_that_runs_twice_reports_it(agent: RunningAgent) -> None:
     job = await prepared(agent, SLEEP)
     folder = agent.shm / job.name
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -189,14 +189,14 @@ async def test_a_fence_holds_before_the_first_prepare(agent: RunningAgent) -> No
     await job.release()
 
 
-async def test_a_late_launch_revives_no_job_that_is_over(agent: RunningAgent) -> None:
+async def test_a_late_launch_of_a_released_job_is_refused(agent: RunningAgent) -> None:
     job = await prepared(agent, SLEEP)
     await job.release()
     with pytest.raises(AgentError, match="is over on"):
         await job.launch(1)
 
 
-async def test_a_grace_lets_ranks_end_by_themselves(agent: RunningAgent) -> None:
+async def test_with_a_grace_period_ranks_can_end_by_themselves(agent: RunningAgent) -> None:
     script = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
@@ -212,7 +212,7 @@ time.sleep(1000)
     await job.release()
 
 
-async def test_the_store_serves_its_generation_only(agent: RunningAgent) -> None:
+async def test_a_store_serves_only_its_generation(agent: RunningAgent) -> None:
     script = """
 import os, sys
 from torch.distributed import TCPStore
@@ -239,7 +239,7 @@ print(store.get(str(1 - int(rank))).decode())
     assert not alive(fresh.pid)
 
 
-async def test_a_planned_fault_meets_a_plain_script_once(agent: RunningAgent) -> None:
+async def test_a_planned_fault_fires_once_in_a_plain_script(agent: RunningAgent) -> None:
     script = """
 import torch
 parameter = torch.nn.Parameter(torch.zeros(3))
@@ -271,7 +271,7 @@ for step in range(5):
         ("this is not", "SyntaxError: invalid syntax", "user-exception"),
     ],
 )
-async def test_a_script_that_cannot_run_says_why(agent: RunningAgent, script: str, exception: str, reason: str) -> None:
+async def test_an_error_of_a_script_is_reported(agent: RunningAgent, script: str, exception: str, reason: str) -> None:
     job = await prepared(agent, script, ranks=1)
     await job.launch()
     assert (await job.exits(1))[0].rank_ended.exception == exception
@@ -281,7 +281,7 @@ async def test_a_script_that_cannot_run_says_why(agent: RunningAgent, script: st
     await job.release()
 
 
-async def test_what_cannot_run_is_refused_before_a_fork(agent: RunningAgent) -> None:
+async def test_an_impossible_launch_is_refused_before_a_fork(agent: RunningAgent) -> None:
     job = await prepared(agent, SLEEP)
     job.path.unlink()
     with pytest.raises(ConfigError, match="is not a file on this machine"):
@@ -298,7 +298,7 @@ async def test_what_cannot_run_is_refused_before_a_fork(agent: RunningAgent) -> 
     await job.release()
 
 
-async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAgent) -> None:
+async def test_a_release_frees_everything_except_the_logs(agent: RunningAgent) -> None:
     job = Job(agent, "print('kept', flush=True)\n" + SLEEP)
     reply = await agent.client.prepare(pb.PrepareRequest(job=job.name, env={"MINE": "1"}))
     ranks = (await job.launch()).ranks
@@ -318,7 +318,7 @@ async def test_release_gives_everything_back_and_keeps_the_logs(agent: RunningAg
     assert Path(log).parent.exists()
 
 
-async def test_commands_that_waited_while_the_job_ended_start_and_write_nothing(agent: RunningAgent) -> None:
+async def test_commands_that_waited_while_the_job_ended_have_no_effect(agent: RunningAgent) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
     job = await prepared(agent, deaf + SLEEP, ranks=1)
     await job.launch()

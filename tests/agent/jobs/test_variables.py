@@ -25,7 +25,7 @@ SCRIPT = (
 FIRST, SECOND = "first-very-secret", "second very secret"
 
 
-def test_the_file_comes_before_the_agents_environment(tmp_path: Path) -> None:
+def test_the_file_takes_precedence_over_the_agents_environment(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("# ours\n\nONE=file\nexport TWO='a b'\nTHREE=a=b \n")
     own = {"ONE": "agent", "FOUR": "agent"}
@@ -35,7 +35,7 @@ def test_the_file_comes_before_the_agents_environment(tmp_path: Path) -> None:
     assert read_variables([], "", "m1", own) == {}
 
 
-def test_what_is_missing_is_named_with_its_machine_and_without_values(tmp_path: Path) -> None:
+def test_missing_variables_are_named_without_values(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text(f"ONE={FIRST}\n")
     with pytest.raises(ConfigError, match=r"TWO, THREE.* are neither in .*env nor .* on m7"):
@@ -50,7 +50,7 @@ def test_what_is_missing_is_named_with_its_machine_and_without_values(tmp_path: 
     assert SECOND not in str(caught.value)
 
 
-async def test_ranks_get_them_and_nobody_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_get_the_values_and_no_file_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONE_KEY", FIRST)
     file = tmp_path / "env"
     file.write_text(f"TWO={SECOND}\n")

@@ -56,7 +56,7 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
         return (await agent.client.describe()).jobs[0].fork_server_pid
 
     async with asyncio.timeout(30):  # a new server starts before a command needs it
-        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - nobody tells us
+        while await next_server() in (0, reply.fork_server_pid):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
@@ -69,7 +69,7 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
     assert (await agent.client.describe()).jobs[0].fork_server_pid not in (0, reply.fork_server_pid)
 
 
-async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
+async def test_agent_and_fork_server_are_killed_at_once(agent: RunningAgent, job: Job) -> None:
     server = (await agent.client.describe()).jobs[0].fork_server_pid
     launched = await job.launch()
     await job.entered()
@@ -87,7 +87,7 @@ async def test_both_killed_at_once(agent: RunningAgent, job: Job) -> None:
     assert len((await job.launch(2, "again")).ranks) == 3
 
 
-async def test_a_silent_fork_server_does_not_hold_up_a_restart(agent: RunningAgent, job: Job) -> None:
+async def test_a_silent_fork_server_does_not_delay_a_restart(agent: RunningAgent, job: Job) -> None:
     server = await fork_server(agent, job)
     launched = await job.launch()
     await job.entered()

@@ -59,7 +59,7 @@ async def told(watch: Callable[[Callable[[], None]], Watch]) -> bool:
     return True
 
 
-async def test_an_end_is_told_and_told_of_one_that_is_gone_already() -> None:
+async def test_an_end_is_reported_even_if_it_came_before_the_watch() -> None:
     with sleeping() as pid:
         ticks = start_ticks(pid)
         asyncio.get_running_loop().call_later(0.2, os.kill, pid, signal.SIGKILL)
@@ -67,13 +67,13 @@ async def test_an_end_is_told_and_told_of_one_that_is_gone_already() -> None:
     assert await told(lambda ended: Watch(pid, ticks, ended))
 
 
-async def test_the_end_of_a_process_is_told_though_another_one_has_its_number() -> None:
+async def test_the_end_of_a_process_is_reported_although_another_process_has_its_id() -> None:
     with sleeping() as pid:
         ticks = start_ticks(pid)
         assert await told(lambda ended: Watch(pid, ticks - 100, ended))
 
 
-def test_a_number_that_the_kernel_gave_away_again() -> None:
+def test_a_process_id_that_the_kernel_reused() -> None:
     with sleeping() as first:
         ticks = start_ticks(first)
     time.sleep(0.05)  # start times are in hundredths of a second
@@ -89,7 +89,7 @@ def test_a_number_that_the_kernel_gave_away_again() -> None:
         stranger.wait()
 
 
-def test_children_of_a_rank_are_killed_though_its_number_is_anothers() -> None:
+def test_children_of_a_rank_are_killed_although_another_process_has_its_id() -> None:
     mark = f"EVERSTEP_REPORT_FILE=/dev/shm/of-{os.getpid()}"
     name, _, value = mark.partition("=")
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, name: value}, start_new_session=True)
@@ -99,7 +99,7 @@ def test_children_of_a_rank_are_killed_though_its_number_is_anothers() -> None:
         assert Path(f"/proc/{stranger}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_how_an_earlier_process_of_the_number_ended_is_forgotten() -> None:
+def test_the_end_of_an_earlier_process_with_the_same_id_is_forgotten() -> None:
     reaper = Reaper()
     with sleeping() as pid:
         os.kill(pid, signal.SIGKILL)

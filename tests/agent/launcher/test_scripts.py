@@ -22,7 +22,7 @@ def test_a_script_is_compiled_once_until_its_text_changes(tmp_path: Path) -> Non
     assert found["x"] == 2
 
 
-def test_what_is_wrong_with_a_script_is_left_to_the_ranks_to_tell(tmp_path: Path) -> None:
+def test_a_broken_script_is_not_compiled_and_its_ranks_report_the_error(tmp_path: Path) -> None:
     script, scripts = tmp_path / "train.py", Scripts()
     for text in ("def broken(:\n", "assert (1, 'always true')\n", "nul \0 byte"):
         script.write_text(text)

@@ -1,4 +1,4 @@
-"""An agent of another release takes over: a rank's later imports come from the same release as its fork server's."""
+"""When an agent of another release takes over, a running rank still imports from the release of its fork server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = "import everstep, sys, time; print(everstep.__file__, flush=True); time
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
-async def test_a_fork_server_of_other_code_is_used_no_more_once_its_ranks_are_gone(
+async def test_a_fork_server_of_another_release_is_replaced_when_its_ranks_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SHIPPED:
@@ -45,6 +45,6 @@ async def test_a_fork_server_of_other_code_is_used_no_more_once_its_ranks_are_go
         again = await agent.client.prepare(pb.PrepareRequest(request_id="again", job=job.name), timeout_s=60)
         assert (again.fork_server_pid, again.reused) == (known.fork_server_pid, True)
         async with asyncio.timeout(30):
-            while len(said := (await job.log(0, pb.ReadLogRequest.STDOUT)).decode().splitlines()) < 2:  # noqa: ASYNC110 - nobody tells us
+            while len(said := (await job.log(0, pb.ReadLogRequest.STDOUT)).decode().splitlines()) < 2:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
         assert said == [str(folder / "everstep" / "__init__.py") for folder in (tmp_path / "other", ROOT)]

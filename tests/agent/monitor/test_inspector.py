@@ -29,7 +29,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("error", [CannotInspect("no tool"), PermissionError(13, "denied"), ValueError("odd output")])
-def test_what_cannot_be_looked_at_is_unknown(machine: SimulatedMachine, error: Exception) -> None:
+def test_an_inspection_that_fails_is_unknown(machine: SimulatedMachine, error: Exception) -> None:
     def fails() -> InspectionResult:
         raise error
 
@@ -58,11 +58,11 @@ def test_an_inspection_that_fails_at_every_look_is_logged_once_for_each_kind_of_
 
 
 @pytest.mark.parametrize("seen", [None, InspectionResult([cast(Finding, "odd")])])
-def test_what_is_no_look_is_a_failed_one(machine: SimulatedMachine, seen: InspectionResult) -> None:
+def test_an_invalid_result_counts_as_a_failed_look(machine: SimulatedMachine, seen: InspectionResult) -> None:
     assert reasons(inspector_of(machine, lambda: seen).inspect_once()) == [(UNABLE.code, "")]
 
 
-def test_since_when_it_is_unknown_holds(machine: SimulatedMachine) -> None:
+def test_the_begin_of_an_unknown_state_stays_the_same(machine: SimulatedMachine) -> None:
     def fails() -> InspectionResult:
         raise CannotInspect("no tool")
 
@@ -73,7 +73,7 @@ def test_since_when_it_is_unknown_holds(machine: SimulatedMachine) -> None:
     assert inspector.inspect_once().findings[0].since_ns == began
 
 
-def test_a_look_that_hangs_is_said_to_hang_and_what_was_seen_before_stays(machine: SimulatedMachine) -> None:
+def test_a_hanging_look_is_a_finding_and_earlier_findings_stay(machine: SimulatedMachine) -> None:
     go_on = threading.Event()
     looks = 0
 
@@ -99,7 +99,7 @@ def test_a_look_that_hangs_is_said_to_hang_and_what_was_seen_before_stays(machin
         inspector.stop()
 
 
-def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(machine: SimulatedMachine) -> None:
+def test_a_cleared_finding_comes_back_only_if_it_is_still_true(machine: SimulatedMachine) -> None:
     def told() -> InspectionResult:
         return InspectionResult([*inspector.inspection.noted(), inspector.inspection.finding(UNCLEAR)])
 
@@ -112,8 +112,8 @@ def test_what_was_repaired_counts_no_more_and_what_is_still_so_is_found_again(ma
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_is_cleared_is_looked_at_again_at_once(machine: SimulatedMachine, waits: bool) -> None:
-    """A finding that is still true in that look, or comes back in it, gets a new time of its beginning."""
+def test_a_clearing_leads_to_a_new_look_at_once(machine: SimulatedMachine, waits: bool) -> None:
+    """If the finding is still true at the new look, it gets a new begin."""
 
     def told() -> InspectionResult:
         machine.clock.pass_s(1)
@@ -140,7 +140,7 @@ def test_what_is_cleared_is_looked_at_again_at_once(machine: SimulatedMachine, w
         hurried.set()
 
 
-def test_since_when_something_is_broken_holds_from_look_to_look(machine: SimulatedMachine) -> None:
+def test_the_begin_of_a_finding_stays_the_same_in_later_looks(machine: SimulatedMachine) -> None:
     def broken() -> InspectionResult:
         machine.clock.pass_s(1)
         return InspectionResult([inspector.inspection.finding(BROKEN, "part 1")])
@@ -155,9 +155,7 @@ def test_since_when_something_is_broken_holds_from_look_to_look(machine: Simulat
 
 
 @pytest.mark.parametrize("step_s", [-45, 90])
-def test_what_lasts_began_when_it_was_told_though_the_clock_is_set_and_a_look_fails(
-    machine: SimulatedMachine, step_s: int
-) -> None:
+def test_the_begin_of_a_finding_survives_a_failed_look_and_a_set_clock(machine: SimulatedMachine, step_s: int) -> None:
     """The time at which a network alert began distinguishes it from other alerts."""
     looks = 0
 
@@ -178,7 +176,7 @@ def test_what_lasts_began_when_it_was_told_though_the_clock_is_set_and_a_look_fa
     assert [found.since_ns for found in inspector.result.findings] == [began]
 
 
-def test_what_comes_back_began_anew(machine: SimulatedMachine) -> None:
+def test_a_finding_that_comes_back_has_a_new_begin(machine: SimulatedMachine) -> None:
     looks = 0
 
     def comes_back() -> InspectionResult:

@@ -50,37 +50,35 @@ def told() -> Told:
     return []
 
 
-def test_what_begins_is_told_once_and_what_stays_away_is_over(machine: SimulatedMachine, told: Told) -> None:
+def test_a_finding_is_reported_once_and_is_over_after_a_long_absence(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     watched.at(0, "a")
     watched.at(1, "a")
     assert told == [("part-broken", "a", False)]
     watched.at(2)
-    watched.at(1 + OVER_S / 2, "a")  # it was away for a short time
+    watched.at(1 + OVER_S / 2, "a")  # the finding was absent only for a short time
     watched.at(OVER_S)
     assert len(told) == 1
     watched.at(2 + 2 * OVER_S)
     assert told == [("part-broken", "a", False), ("part-broken", "a", True)]
 
 
-def test_what_comes_back_before_it_is_over_is_told_again_and_less_and_less_often(
-    machine: SimulatedMachine, told: Told
-) -> None:
+def test_a_finding_that_comes_and_goes_is_reported_less_and_less_often(machine: SimulatedMachine, told: Told) -> None:
     watched, times = Watched(machine, told), []
     for second in range(3 * 3600):
         before = len(told)
-        watched.at(second, *(["a"] if second % 20 < 10 else []))  # it is never away long enough to be over
+        watched.at(second, *(["a"] if second % 20 < 10 else []))  # never absent long enough to be over
         if len(told) > before:
             times.append(second)
     assert {over for _, _, over in told} == {False}
-    assert times[:4] == [0, 40, 100, 220]  # at least 30, 60 and 120 s later, at a time when it is there
+    assert times[:4] == [0, 40, 100, 220]  # the pauses are at least 30, 60 and 120 s
     apart = [later - earlier for earlier, later in pairwise(times)]
     assert apart == sorted(apart)
     assert apart[-1] <= AGAIN_S + 20
     assert len(times) < 12
 
 
-def test_each_outage_of_a_link_is_told_although_it_was_told_lately(machine: SimulatedMachine, told: Told) -> None:
+def test_each_outage_of_a_link_is_reported_even_shortly_after_another(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     for second in range(400):
         is_down = second < 60 or 80 <= second < 100 or second >= 300
@@ -94,14 +92,14 @@ def test_each_outage_of_a_link_is_told_although_it_was_told_lately(machine: Simu
     assert [over for _, _, over in told] == [False, False, True, False]
 
 
-def test_what_stays_is_not_told_again(machine: SimulatedMachine, told: Told) -> None:
+def test_a_lasting_finding_is_not_reported_again(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     for second in range(0, 3600, 5):
         watched.at(second, "a")
     assert len(told) == 1
 
 
-def test_what_gets_worse_is_told_again(machine: SimulatedMachine, told: Told) -> None:
+def test_a_finding_that_gets_worse_is_reported_again(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     for verdict in (Health.UNKNOWN, Health.UNKNOWN, Health.FAULTY, Health.FAULTY):
         watched.seen = InspectionResult([watched.inspection.finding(BROKEN, "a", verdict=verdict)])
@@ -109,7 +107,7 @@ def test_what_gets_worse_is_told_again(machine: SimulatedMachine, told: Told) ->
     assert told == [("part-broken", "a", False)] * 2
 
 
-def test_what_comes_again_after_it_was_repaired_is_another_one(machine: SimulatedMachine, told: Told) -> None:
+def test_a_finding_after_a_clearing_is_a_new_one(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     watched.at(0, "a")
     assert watched.monitor.clear("part-broken") == 1
@@ -122,7 +120,7 @@ def test_what_comes_again_after_it_was_repaired_is_another_one(machine: Simulate
 
 
 @pytest.mark.parametrize(("boot", "passed_s"), [("boot-1", 0), ("boot-2", 90)])
-def test_what_lasts_over_a_restart_of_the_agent_began_before_it(
+def test_a_finding_keeps_its_begin_over_a_restart_of_the_agent_but_not_over_a_reboot(
     machine: SimulatedMachine, boot: str, passed_s: int
 ) -> None:
     began = machine.clock()
@@ -138,7 +136,7 @@ def test_what_lasts_over_a_restart_of_the_agent_began_before_it(
     assert [found.since_ns for found in watched.monitor.findings()] == [began + passed_s * 1_000_000_000]
 
 
-def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(machine: SimulatedMachine, told: Told) -> None:
+def test_a_finding_after_a_reboot_is_a_new_one(machine: SimulatedMachine, told: Told) -> None:
     Watched(machine, told).at(0, "a", "b")
     told.clear()
     machine.boot = "boot-2"
@@ -147,7 +145,7 @@ def test_what_comes_again_after_a_restart_of_the_machine_is_another_one(machine:
     assert sorted(told) == [("part-broken", "a", False), ("part-broken", "a", True), ("part-broken", "b", True)]
 
 
-def test_what_cannot_be_looked_at_is_not_over(machine: SimulatedMachine, told: Told) -> None:
+def test_a_finding_is_not_over_while_the_inspection_fails(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     watched.at(0, "a")
     watched.seen = CannotInspect("no tool")
@@ -157,7 +155,7 @@ def test_what_cannot_be_looked_at_is_not_over(machine: SimulatedMachine, told: T
     assert ("part-broken", "a", True) in told
 
 
-def test_the_next_agent_tells_nothing_again_and_tells_the_end(machine: SimulatedMachine, told: Told) -> None:
+def test_the_next_agent_reports_only_the_end_of_a_known_finding(machine: SimulatedMachine, told: Told) -> None:
     Watched(machine, told).at(0, "a")
     told.clear()
     later = Watched(machine, told)
@@ -167,20 +165,20 @@ def test_the_next_agent_tells_nothing_again_and_tells_the_end(machine: Simulated
     assert told == [("part-broken", "a", True)]
 
 
-def test_before_the_first_look_of_the_next_agent_nothing_is_over(machine: SimulatedMachine, told: Told) -> None:
+def test_no_finding_is_over_before_the_next_agents_first_look(machine: SimulatedMachine, told: Told) -> None:
     Watched(machine, told).at(0, "a")
     told.clear()
     Watched(machine, told).monitor.report_changes(1e12)
     assert told == []
 
 
-def test_an_inspection_that_finds_thousands_of_things_tells_some(machine: SimulatedMachine, told: Told) -> None:
+def test_of_thousands_of_findings_only_some_are_reported(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     watched.at(0, *(f"part {number}" for number in range(10_000)))
     assert len(told) == MOST_REPORTED
 
 
-async def test_a_clearing_is_over_once_it_was_looked_again(machine: SimulatedMachine, told: Told) -> None:
+async def test_a_clearing_is_complete_after_the_next_look(machine: SimulatedMachine, told: Told) -> None:
     seen = [BROKEN]
     inspection = scripted(
         machine, lambda: InspectionResult([inspection.finding(one, "a") for one in seen]), interval_s=3600.0
@@ -188,7 +186,7 @@ async def test_a_clearing_is_over_once_it_was_looked_again(machine: SimulatedMac
     monitor = Monitor([inspection], machine.kept(), lambda finding, over: None)
     running = asyncio.create_task(monitor.run())
     try:
-        while not monitor.findings():  # noqa: ASYNC110 - nobody tells us
+        while not monitor.findings():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         seen.clear()
         assert monitor.clear("part-broken") == 1
@@ -199,14 +197,14 @@ async def test_a_clearing_is_over_once_it_was_looked_again(machine: SimulatedMac
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_nobody_waits_for_a_look_that_hangs_after_a_clearing(machine: SimulatedMachine, told: Told) -> None:
+async def test_the_wait_for_a_clearing_ends_although_the_look_hangs(machine: SimulatedMachine, told: Told) -> None:
     watched = Watched(machine, told)
     watched.at(0, "a")
     watched.monitor.clear("part-broken")
     assert not await watched.monitor.cleared(0.05)
 
 
-async def test_what_is_silenced_is_neither_told_nor_shown(machine: SimulatedMachine, told: Told) -> None:
+async def test_a_silenced_finding_is_neither_reported_nor_shown(machine: SimulatedMachine, told: Told) -> None:
     inspection = scripted(
         machine, lambda: InspectionResult([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")])
     )
@@ -227,7 +225,7 @@ async def test_what_is_silenced_is_neither_told_nor_shown(machine: SimulatedMach
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_what_is_found_is_told_at_once_and_the_worst_is_shown_first(machine: SimulatedMachine) -> None:
+async def test_findings_are_reported_at_once_and_the_worst_is_shown_first(machine: SimulatedMachine) -> None:
     told = asyncio.Queue[Finding]()
     inspection = scripted(
         machine, lambda: InspectionResult([inspection.finding(UNCLEAR), inspection.finding(BROKEN, "a")])

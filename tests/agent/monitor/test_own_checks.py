@@ -27,7 +27,7 @@ def run(machine: SimulatedMachine, program: str, **limits: object) -> Inspection
     return OwnCheck(machine.site(machine="m7"), settings, {}, same_boot=True).inspect()
 
 
-def test_a_program_that_ends_with_0_says_healthy(machine: SimulatedMachine) -> None:
+def test_exit_code_0_means_healthy(machine: SimulatedMachine) -> None:
     seen = run(machine, "echo all well on $EVERSTEP_MACHINE")
     assert (seen.findings, seen.note) == ([], "all well on m7")
 
@@ -40,7 +40,7 @@ def test_a_warning_is_unknown_and_a_failure_is_faulty(machine: SimulatedMachine,
     assert (found.owner, found.sure) == (Owner.MACHINE, False)
 
 
-def test_it_names_reason_and_owner(machine: SimulatedMachine) -> None:
+def test_a_program_can_name_reason_and_owner(machine: SimulatedMachine) -> None:
     [found] = run(machine, "echo 'everstep: reason=link-slow owner=network'; echo slow; exit 2", sure=True).findings
     assert (found.reason, found.owner, found.sure) == ("link-slow", Owner.NETWORK, True)
 
@@ -49,18 +49,18 @@ def test_it_names_reason_and_owner(machine: SimulatedMachine) -> None:
     ("program", "said"),
     [("echo cannot say; exit 3", "exit code 3: cannot say"), ("exit 127", "no output"), ("kill -9 $$", "signal 9")],
 )
-def test_a_program_that_fails_itself_is_unknown(machine: SimulatedMachine, program: str, said: str) -> None:
+def test_a_program_with_an_error_of_its_own_is_unknown(machine: SimulatedMachine, program: str, said: str) -> None:
     with pytest.raises(CannotInspect, match=said):
         run(machine, program)
 
 
-def test_one_that_is_not_there_is_unknown(machine: SimulatedMachine) -> None:
+def test_a_missing_program_is_unknown(machine: SimulatedMachine) -> None:
     limits = CheckLimits(name="none", command=["/no/such/program"])
     with pytest.raises(CannotInspect, match="cannot be run"):
         OwnCheck(machine.site(), limits, {}, same_boot=True).inspect()
 
 
-def test_one_that_hangs_is_ended_with_all_that_it_started(machine: SimulatedMachine) -> None:
+def test_a_program_that_hangs_is_ended_with_its_children(machine: SimulatedMachine) -> None:
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
     with pytest.raises(CannotInspect, match=r"did not end within 0\.3 s"):
         run(machine, f"{sys.executable} -c 'import time; time.sleep(600)' {mark} & wait", deadline_s=0.3)
@@ -78,19 +78,19 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def test_one_that_writes_without_end_takes_no_memory(machine: SimulatedMachine) -> None:
+def test_a_program_that_writes_endlessly_takes_no_memory(machine: SimulatedMachine) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CannotInspect, match="did not end within"):
         run(machine, "exec yes", deadline_s=0.3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # in KiB: less than 64 MiB
 
 
-def test_output_of_any_size_and_of_any_bytes(machine: SimulatedMachine) -> None:
+def test_a_program_may_write_much_output_and_any_bytes(machine: SimulatedMachine) -> None:
     [found] = run(machine, r"head -c 3000000 /dev/zero | tr '\0' 'x'; printf '\377'; exit 2").findings
     assert len(found.text) < 1000
 
 
-async def test_an_exit_code_is_known_though_the_agent_collects_its_children(machine: SimulatedMachine) -> None:
+async def test_an_exit_code_is_known_although_the_agent_collects_its_children(machine: SimulatedMachine) -> None:
     Reaper().install()
     try:
         for _ in range(10):
@@ -100,6 +100,6 @@ async def test_an_exit_code_is_known_though_the_agent_collects_its_children(mach
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
 
-def test_a_program_cannot_say_how_it_ended(machine: SimulatedMachine) -> None:
+def test_a_program_cannot_forge_its_exit_code(machine: SimulatedMachine) -> None:
     [found] = run(machine, "printf '\\n0123456789abcdef 0'; exit 2").findings
     assert found.verdict is Health.FAULTY

@@ -21,7 +21,7 @@ def reports(folder: Path, generation: int, *losses: float | None) -> ReportFile:
     return file
 
 
-def test_each_report_is_counted_once_however_often_is_asked(tmp_path: Path) -> None:
+def test_each_report_is_counted_once_in_any_number_of_queries(tmp_path: Path) -> None:
     metrics, file = JobMetrics(), reports(tmp_path, 1, 1.0, math.nan)
     metrics.of(file)
     file.report(22, math.nan, None, 100)
@@ -33,7 +33,7 @@ def test_each_report_is_counted_once_however_often_is_asked(tmp_path: Path) -> N
     assert (told.loss.known, told.grad_norm.known, told.grad_norm.streak) == (True, False, 0)
 
 
-def test_the_next_generation_begins_to_count_anew(tmp_path: Path) -> None:
+def test_counts_begin_again_in_the_next_generation(tmp_path: Path) -> None:
     metrics = JobMetrics()
     metrics.of(reports(tmp_path, 1, 1.0, math.nan))
     second = metrics.of(reports(tmp_path, 2, None, 3.0))
@@ -41,7 +41,7 @@ def test_the_next_generation_begins_to_count_anew(tmp_path: Path) -> None:
     assert (second.step, second.loss.not_finite, second.loss.streak) == (21, 0, 0)
 
 
-def test_an_agent_that_is_started_again_knows_what_came_before(tmp_path: Path) -> None:
+def test_a_restarted_agent_knows_the_reports_of_the_generation_before(tmp_path: Path) -> None:
     """If the loss is NaN from a generation's first step on, the agent must know that it was finite before."""
     reports(tmp_path, 1, 1.0, 2.0)
     second = reports(tmp_path, 2, math.nan)
@@ -51,7 +51,7 @@ def test_an_agent_that_is_started_again_knows_what_came_before(tmp_path: Path) -
     assert JobMetrics().of(second).loss.streak == 0, "without a finite loss before, the script may have no loss"
 
 
-def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
+def test_a_jump_is_reported_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
     metrics = JobMetrics()
     files = [ReportFile.create(tmp_path / f"report-{rank}-1", rank=rank, generation=1) for rank in range(2)]
     assert [metrics.new_changes(file) for file in files] == [[], []]
@@ -63,7 +63,7 @@ def test_a_jump_is_told_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
     assert JobMetrics().new_changes(files[0]) == [], "a restarted agent does not report the jump again"
 
 
-def test_what_a_rank_computes_in_a_step_is_told_beside_how_long_it_takes(tmp_path: Path) -> None:
+def test_a_rank_reports_its_computing_time_beside_the_length_of_a_step(tmp_path: Path) -> None:
     """This process acts as the rank and computes for a millisecond in each step."""
     metrics, file = JobMetrics(), ReportFile.create(tmp_path / "report-0-1", rank=0, generation=1)
     file.set_pid(os.getpid())

@@ -11,7 +11,7 @@ from agent.v1 import agent_pb2 as pb
 from tests.agent.agents import Job, running_agent, until
 
 
-def test_rotation_loses_nothing_and_keeps_what_it_should(tmp_path: Path) -> None:
+def test_a_rotation_loses_no_output_and_keeps_the_newest_files(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
     with path.open("ab", buffering=0) as writer:  # open as in a rank
         for number in range(5):
@@ -25,7 +25,7 @@ def test_rotation_loses_nothing_and_keeps_what_it_should(tmp_path: Path) -> None
     assert not rank_logs.rotate(tmp_path / "nonsuch", 50, 3)
 
 
-async def test_following_through_a_rotation(tmp_path: Path) -> None:
+async def test_a_log_is_followed_through_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
     path.write_bytes(b"old|")
     stream = rank_logs.read_log({pb.ReadLogRequest.STDOUT: path}, tail_bytes=2, follow=True, reads=Reads())
@@ -38,7 +38,7 @@ async def test_following_through_a_rotation(tmp_path: Path) -> None:
         assert (await anext(stream)).data == b"before|after"
 
 
-async def test_an_agent_rotates_and_reads_back(tmp_path: Path) -> None:
+async def test_an_agent_rotates_logs_and_reads_them(tmp_path: Path) -> None:
     script = """
 import sys, time
 for number in range(30_000):

@@ -1,4 +1,4 @@
-"""The RPC Diagnose of a real agent: one diagnosis at a time, never beside ranks; a new caller can follow it."""
+"""The RPC Diagnose of a real agent: one diagnosis runs at a time, and none beside ranks; new callers can follow it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kinds(replies: list[pb.DiagnoseReply]) -> list[str]:
     return [str(reply.WhichOneof("what")) for reply in replies]
 
 
-async def test_results_are_told_as_they_come_and_again_to_whoever_asks_again(agent: RunningAgent) -> None:
+async def test_results_are_streamed_and_repeated_for_the_same_request(agent: RunningAgent) -> None:
     asked = request("one", "memory", "memory", mb=2, seconds=0.01)
     first = await all_of(agent.client.diagnose(asked))
     second = await all_of(agent.client.diagnose(asked))
@@ -53,7 +53,7 @@ async def test_results_are_told_as_they_come_and_again_to_whoever_asks_again(age
     assert (first[0].begun.number, first[0].begun.of) == (1, 2)
 
 
-async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> None:
+async def test_a_test_that_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> None:
     asked = request("late", "memory", "memory", mb=2, seconds=1.0)
     asked.limit_s = 0.5
     said = [reply.result for reply in await all_of(agent.client.diagnose(asked)) if reply.HasField("result")]
@@ -62,9 +62,7 @@ async def test_what_has_not_begun_in_time_is_unknown(agent: RunningAgent) -> Non
     assert "of the 0.5 s for all tests" in said[0].findings[0].text
 
 
-async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_the_middle(
-    agent: RunningAgent, tmp_path: Path
-) -> None:
+async def test_a_test_knows_its_time_limit_and_is_not_killed(agent: RunningAgent, tmp_path: Path) -> None:
     """A killed test could not undo its changes, for example to the clocks of GPUs."""
     (dcgmi := tmp_path / "dcgmi").write_text("#!/bin/sh\nexec sleep 600\n")
     dcgmi.chmod(0o755)
@@ -85,12 +83,12 @@ async def test_a_test_knows_how_much_time_there_is_for_it_and_is_not_killed_in_t
         (request("wrong", "memory", job="../etc"), "is not a job name"),
     ],
 )
-async def test_what_cannot_be_run_is_refused(agent: RunningAgent, asked: pb.DiagnoseRequest, said: str) -> None:
+async def test_an_impossible_request_is_refused(agent: RunningAgent, asked: pb.DiagnoseRequest, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         await all_of(agent.client.diagnose(asked))
 
 
-async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) -> None:
+async def test_a_second_diagnosis_is_refused_until_the_first_one_ends(agent: RunningAgent) -> None:
     async with aclosing(agent.client.diagnose(waiting(""))) as stream:  # type: ignore[type-var]
         assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
         with pytest.raises(AgentError, match="another diagnosis is running"):
@@ -105,8 +103,8 @@ async def test_one_at_a_time_and_it_is_followed_by_several(agent: RunningAgent) 
     assert kinds(found) == ["begun", "result", "over"]
 
 
-async def test_ranks_come_first(agent: RunningAgent) -> None:
-    """A diagnosis is refused while ranks live; its request must name the stopped job; a launch ends it."""
+async def test_ranks_take_precedence_over_a_diagnosis(agent: RunningAgent) -> None:
+    """A diagnosis is refused while ranks live, and its request must name the stopped job. A launch ends a diagnosis."""
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
     await job.launch()
@@ -130,7 +128,7 @@ async def test_ranks_come_first(agent: RunningAgent) -> None:
     await job.release()
 
 
-async def test_whoever_follows_may_die_and_another_one_follows_on(agent: RunningAgent) -> None:
+async def test_after_a_caller_died_another_one_can_follow_the_diagnosis(agent: RunningAgent) -> None:
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
         first = [await anext(stream), await anext(stream)]
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
@@ -142,7 +140,7 @@ async def test_whoever_follows_may_die_and_another_one_follows_on(agent: Running
     await job.release()
 
 
-async def test_nothing_is_left_when_the_agent_ends(agent: RunningAgent) -> None:
+async def test_no_process_of_a_diagnosis_outlives_the_agent(agent: RunningAgent) -> None:
     stream = agent.client.diagnose(waiting("last"))
     assert kinds([await anext(stream), await anext(stream)]) == ["begun", "waits"]
     [mark] = _marks(agent)

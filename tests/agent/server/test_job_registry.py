@@ -13,7 +13,7 @@ from agent.server.job_registry import JobRegistry
 OLDER, NEWER = "20261121-100000.000-aaaaaaaa", "20261121-110000.000-bbbbbbbb"
 
 
-async def test_jobs_do_not_wait_while_another_ones_remains_are_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_does_not_wait_for_the_cleanup_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = JobRegistry(SimpleNamespace(machine="m1"), SimpleNamespace())  # type: ignore[arg-type]
     ends = asyncio.Event()
 

@@ -115,7 +115,7 @@ async def on_disk(agent: RunningAgent, job: Job, generation: int, fenced: int) -
 
 
 @pytest.mark.timeout(300)
-async def test_an_agent_stops_and_starts_ranks_with_no_byte_of_disk_left(small_disk: Path) -> None:
+async def test_an_agent_stops_and_starts_ranks_with_a_full_disk(small_disk: Path) -> None:
     async with running_agent(small_disk) as agent:
         job = Job(agent, TALKS)
         await job.prepare()
@@ -163,7 +163,7 @@ async def test_an_agent_stops_and_starts_ranks_while_its_disk_hangs(disk_that_fr
         await problem(job, "")
 
 
-async def test_a_late_launch_of_a_stopped_generation_is_refused_after_all_was_lost(tmp_path: Path) -> None:
+async def test_a_stopped_generation_is_not_launched_after_the_agent_lost_its_memory(tmp_path: Path) -> None:
     async with running_agent(tmp_path) as agent:
         job = Job(agent, SLEEP)
         await job.prepare()
@@ -191,7 +191,7 @@ async def test_a_late_launch_of_a_stopped_generation_is_refused_after_all_was_lo
         await job.release()
 
 
-async def test_a_machine_that_never_heard_of_a_job_starts_no_later_generation_unasked(tmp_path: Path) -> None:
+async def test_a_machine_new_to_a_job_launches_a_later_generation_only_after_a_stop(tmp_path: Path) -> None:
     async with running_agent(tmp_path) as agent:
         job = Job(agent, SLEEP)
         await job.prepare()
@@ -202,7 +202,7 @@ async def test_a_machine_that_never_heard_of_a_job_starts_no_later_generation_un
         await job.release()
 
 
-async def test_the_first_launch_of_a_run_is_asked_for_whatever_its_number(tmp_path: Path) -> None:
+async def test_the_first_launch_of_a_run_may_have_any_generation(tmp_path: Path) -> None:
     async with running_agent(tmp_path) as agent:
         job = Job(agent, SLEEP)
         await job.prepare()
@@ -215,7 +215,7 @@ async def test_the_first_launch_of_a_run_is_asked_for_whatever_its_number(tmp_pa
         await job.release()
 
 
-async def test_writes_are_kept_in_order_until_the_disk_takes_them(tmp_path: Path) -> None:
+async def test_writes_stay_in_order_until_the_disk_answers(tmp_path: Path) -> None:
     disk, fifo, done = StateDisk(), tmp_path / "fifo", tmp_path / "done"
     os.mkfifo(fifo)
     disk.append(fifo, b"1 ")  # like a disk that hangs: opening the FIFO waits for a reader
@@ -237,7 +237,7 @@ async def test_writes_are_kept_in_order_until_the_disk_takes_them(tmp_path: Path
     assert done.read_bytes() == b"new!"
 
 
-async def test_what_a_full_disk_refused_is_written_once_there_is_room(tmp_path: Path) -> None:
+async def test_a_failed_write_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
     disk, folder = StateDisk(), tmp_path / "missing"
     for line in (b"1", b"2"):
         disk.append(folder / "log", line)
@@ -259,7 +259,7 @@ async def test_what_a_full_disk_refused_is_written_once_there_is_room(tmp_path: 
     disk.close(20.0)
 
 
-async def test_a_log_that_cannot_be_read_holds_up_neither_a_stop_nor_the_news_of_an_end(tmp_path: Path) -> None:
+async def test_an_unreadable_log_delays_neither_a_stop_nor_the_report_of_an_end(tmp_path: Path) -> None:
     async with running_agent(tmp_path) as agent:
         job = Job(agent, SLEEP)
         await job.prepare()

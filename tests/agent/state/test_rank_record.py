@@ -44,7 +44,7 @@ def test_the_exception_of_the_last_traceback(text: bytes, expected: str) -> None
     assert exception_in(text) == expected
 
 
-def test_a_generation_has_its_own_part_of_the_log() -> None:
+def test_each_generation_has_its_own_part_of_the_log() -> None:
     def mark(generation: int) -> bytes:
         return f"--- everstep: rank 0, generation {generation}, pid 1, 2026-01-01T00:00:00Z\n".encode()
 

@@ -44,14 +44,14 @@ def installed() -> list[str]:
     return [program]
 
 
-def test_what_a_process_does(target: tuple[int, int]) -> None:
+def test_a_dump_shows_the_function_of_a_running_process(target: tuple[int, int]) -> None:
     found = dump(*target, deadline=time.monotonic() + 20, program=installed())
 
     assert "waits_here" in functions(found.json), found.problem
     assert state_of(*target) != STOPPED
 
 
-def test_a_stopped_process_is_read_as_it_is_and_stays_stopped(target: tuple[int, int]) -> None:
+def test_a_stopped_process_is_dumped_and_stays_stopped(target: tuple[int, int]) -> None:
     os.kill(target[0], signal.SIGSTOP)
     while state_of(*target) != STOPPED:
         time.sleep(0.001)
@@ -63,7 +63,9 @@ def test_a_stopped_process_is_read_as_it_is_and_stays_stopped(target: tuple[int,
 
 
 @pytest.mark.parametrize("tracer", [ATTACH_AND_HANG, STOP_AND_HANG])
-def test_one_that_hangs_is_killed_and_its_process_goes_on(target: tuple[int, int], tracer: str, tmp_path: Path) -> None:
+def test_a_hanging_tracer_is_killed_and_its_process_continues(
+    target: tuple[int, int], tracer: str, tmp_path: Path
+) -> None:
     program = tmp_path / "tracer.py"
     program.write_text(tracer)
 
@@ -74,7 +76,7 @@ def test_one_that_hangs_is_killed_and_its_process_goes_on(target: tuple[int, int
     assert state_of(*target) not in (STOPPED, "t")
 
 
-def test_what_was_stopped_before_is_not_continued(target: tuple[int, int]) -> None:
+def test_a_process_that_was_stopped_before_is_not_continued(target: tuple[int, int]) -> None:
     os.kill(target[0], signal.SIGSTOP)
     while state_of(*target) != STOPPED:
         time.sleep(0.001)
@@ -82,7 +84,7 @@ def test_what_was_stopped_before_is_not_continued(target: tuple[int, int]) -> No
     assert state_of(*target) == STOPPED
 
 
-def test_no_python_and_nobody_at_all() -> None:
+def test_a_process_without_python_and_an_ended_process_have_no_dump() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         found = dump(process.pid, start_ticks(process.pid), deadline=time.monotonic() + 20, program=installed())
         process.kill()

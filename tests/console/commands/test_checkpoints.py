@@ -56,7 +56,7 @@ def shown(found: CheckpointsReport) -> list[list[str]]:
     return [line.split() for line in capture.get().splitlines()]
 
 
-def test_the_steps_are_shown_newest_first_with_what_every_rank_has() -> None:
+def test_steps_are_shown_newest_first_with_the_number_of_copies_in_each_tier() -> None:
     copies = [
         *everywhere(100, Tier.DISK),
         *everywhere(120, Tier.OWN, Tier.BACKUP),
@@ -78,20 +78,20 @@ def test_the_steps_are_shown_newest_first_with_what_every_rank_has() -> None:
     ]
 
 
-def test_a_rank_counts_once_in_a_tier_however_many_copies_it_has() -> None:
+def test_a_rank_with_several_copies_in_a_tier_counts_once() -> None:
     found = report([*everywhere(5, Tier.DISK), held(0, 5, Tier.DISK, machine="m3")])
 
     assert found.steps[0].ranks[Tier.DISK] == 8
 
 
-def test_the_placement_is_said_in_one_line() -> None:
+def test_the_placement_is_shown_in_one_line() -> None:
     assert lines(report(everywhere(5, Tier.OWN)), None) == [
         "backups   m0 <-> m3, m1 <-> m2: every backup is outside its rank's parallel groups: "
         "the machines of any one group may be lost"
     ]
 
 
-def test_without_backups_that_is_said() -> None:
+def test_disabled_backups_are_mentioned() -> None:
     spec = SPEC.model_copy(update={"checkpoint": SPEC.checkpoint.model_copy(update={"backup": False})})
 
     assert lines(report([], spec=spec), None) == [
@@ -100,7 +100,7 @@ def test_without_backups_that_is_said() -> None:
     ]
 
 
-def test_of_a_job_that_has_ended_nothing_is_said_of_backups() -> None:
+def test_backups_of_an_ended_job_are_not_mentioned() -> None:
     assert lines(report([]), None, ended=True) == [
         "job gpt has no checkpoint: it has ended, and has no copy on disk or on remote storage"
     ]
@@ -117,7 +117,7 @@ def test_lag_and_problems_of_backups_are_shown() -> None:
     assert "problem   backup of rank 1 on m0: m3 hangs" in said
 
 
-def test_damage_is_named_and_unused_slots_are_not() -> None:
+def test_damaged_copies_are_named_and_unused_slots_are_not() -> None:
     bad = [held(3, 120, Tier.BACKUP, valid=False, reason="its contents do not match their checksum")]
     unused = [held(rank, -1, valid=False, reason=NEVER_USED) for rank in range(8)]
 
@@ -129,7 +129,7 @@ def test_damage_is_named_and_unused_slots_are_not() -> None:
     ]
 
 
-def test_a_slot_that_is_being_saved_into_is_damage_only_once_the_ranks_are_stopped() -> None:
+def test_a_slot_of_an_unfinished_save_is_damaged_only_after_the_ranks_stopped() -> None:
     cut = [held(3, -1, valid=False, reason=CUT_SHORT)]
 
     assert report(cut, stepping=True).damaged == []
@@ -138,7 +138,7 @@ def test_a_slot_that_is_being_saved_into_is_damage_only_once_the_ranks_are_stopp
     assert report(flipped, stepping=True).damaged == flipped
 
 
-def test_copies_of_a_left_history_are_counted_and_not_offered() -> None:
+def test_copies_of_abandoned_steps_are_counted_but_not_restorable() -> None:
     copies = [*everywhere(20, Tier.DISK), *everywhere(30, Tier.DISK)]
 
     running, ended = report(copies, line=[(1, -1), (2, 20)]), report(copies)
@@ -152,13 +152,13 @@ def test_silent_machines_are_named() -> None:
     assert lines(report([], silent=("m2",)), None)[-1] == "no answer m2: their copies are not shown"
 
 
-def test_exchanges_and_rings_are_told_apart() -> None:
+def test_mutual_backups_and_rings_are_distinguished() -> None:
     assert pairs({"m0": "m1", "m1": "m0", "m2": "m3", "m3": "m2"}) == "m0 <-> m1, m2 <-> m3"
     assert pairs({"m0": "m1", "m1": "m2", "m2": "m0"}) == "m0 -> m1, m1 -> m2, m2 -> m0"
     assert pairs({f"m{n}": f"m{(n + 1) % 20}" for n in range(20)}).endswith("m7 -> m8 and 12 more")
 
 
-def test_the_json_has_all_of_it() -> None:
+def test_the_json_has_all_facts() -> None:
     found = json.loads(report(everywhere(5, Tier.OWN)).model_dump_json())
 
     assert found["restorable"] == [5]
@@ -167,7 +167,7 @@ def test_the_json_has_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) -> None:
+async def test_all_machines_are_asked_and_silent_machines_are_named(verify: bool) -> None:
     disk = pb.HeldCheckpoint(rank=0, completed_steps=5, valid=True, tier=pb.HeldCheckpoint.DISK, place="/shared/a")
     reply = pb.CheckpointsReply(checkpoints=[disk])
     answers = (reply, reply, AgentUnreachable("away"), pb.CheckpointsReply())
@@ -185,7 +185,7 @@ async def test_all_machines_are_asked_and_the_silent_ones_named(verify: bool) ->
         assert (one.job, one.verify, one.disk_path) == ("gpt", verify, "/shared")
 
 
-def test_what_cannot_be_listed_is_unknown_and_not_damaged() -> None:
+def test_a_location_that_cannot_be_listed_is_unknown_and_not_damaged() -> None:
     url = "s3://b/runs cannot be listed: AccessDenied"
     path = "/mnt/x cannot be listed: No such file or directory"
     copies = [
@@ -203,7 +203,7 @@ def test_what_cannot_be_listed_is_unknown_and_not_damaged() -> None:
     assert f"unknown   {path} (seen from m0, m1, m2)" in lines(found, None)
 
 
-def test_a_copy_on_its_way_to_remote_storage_is_not_damaged() -> None:
+def test_an_unfinished_copy_on_remote_storage_is_not_damaged() -> None:
     found = report([held(rank, 160, Tier.REMOTE, valid=False, reason=UNFINISHED) for rank in (2, 6)])
 
     assert (found.damaged, found.unfinished) == ([], 2)

@@ -38,6 +38,6 @@ def control(*answers: JobState | Exception) -> Any:
         ((STARTING,), ""),
     ],
 )
-async def test_a_refusal_is_waited_for(answers: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_command_waits_for_an_early_refusal(answers: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "REFUSAL_S", 0.3)
     assert await run.refused(control(*answers), "gpt") == said

@@ -22,7 +22,7 @@ from console.commands import drill
         ("kill-machine", ["--machine", "m1", "--gone"], {"machine": "m1", "gone": True}),
     ],
 )
-def test_an_option_reaches_the_drill_only_if_it_was_typed(
+def test_a_drill_gets_only_the_options_that_were_typed(
     monkeypatch: pytest.MonkeyPatch, fault: str, words: list[str], options: dict[str, Any]
 ) -> None:
     received: list[tuple[str, dict[str, Any]]] = []

@@ -34,12 +34,12 @@ def test_a_job_file_a_script_or_both() -> None:
     ("written", "meant"),
     [("gpt", ("gpt", None)), ("gpt/2", ("gpt", 2)), ("incident/gpt/0002", ("gpt", 2)), ("job/gpt", ("gpt", None))],
 )
-def test_an_incident_as_people_write_it(written: str, meant: tuple[str, int | None]) -> None:
+def test_an_incident_can_be_written_in_several_ways(written: str, meant: tuple[str, int | None]) -> None:
     assert parse_incident(written) == meant
 
 
 @pytest.mark.parametrize("nonsense", ["", "incident/", "gpt/x", "/2"])
-def test_what_names_no_incident_is_refused(nonsense: str) -> None:
+def test_text_that_names_no_incident_is_refused(nonsense: str) -> None:
     with pytest.raises(ConfigError, match="names neither"):
         parse_incident(nonsense)
 
@@ -75,7 +75,7 @@ def test_run_can_refuse_to_start_a_cluster(tmp_path: Path, capsys: pytest.Captur
         (["logs", "gpt", "--stream", "stdlog"], "both, stdout, stderr"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_starts(
+def test_wrong_usage_is_reported_before_anything_starts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments) == 2

@@ -58,7 +58,7 @@ class WithoutPool:
 
 
 class OneMachine(WithoutPool):
-    """A cluster of one machine with a finding, a GPU that fell off the bus, until an operator clears it."""
+    """A cluster of one machine. It has the finding that a GPU fell off the bus, until an operator clears it."""
 
     def __init__(self) -> None:
         self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)
@@ -104,7 +104,7 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cleared")
-async def test_what_is_shown_is_the_state_after_the_clearing(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_state_after_a_clearing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert await _clear(["m0"], "default", "xid-79", as_json=False) == 0
     said = capsys.readouterr().out
     assert said.startswith("m0: 1 finding cleared\nm0  127.0.0.1:")
@@ -113,14 +113,14 @@ async def test_what_is_shown_is_the_state_after_the_clearing(capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("cleared")
-async def test_the_state_after_it_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_state_after_a_clearing_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert await _clear(["m0"], "default", "xid-79", as_json=True) == 0
     [machine] = json.loads(capsys.readouterr().out)
     assert (machine["machine"], machine["verdict"]) == ("m0", "healthy")
 
 
 @pytest.mark.usefixtures("cleared")
-async def test_what_is_not_there_is_not_cleared(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_reason_without_a_finding_is_not_cleared(capsys: pytest.CaptureFixture[str]) -> None:
     assert await _clear(["m0"], "default", "xid-80", as_json=False) == 1
     said = capsys.readouterr().out
     assert "m0: no finding has the reason code xid-80" in said
@@ -128,7 +128,7 @@ async def test_what_is_not_there_is_not_cleared(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("cleared")
-async def test_machines_have_to_be_named() -> None:
+async def test_a_clearing_needs_names_of_machines() -> None:
     with pytest.raises(ConfigError, match="name the machines"):
         await _clear([], "default", "xid-79", as_json=False)
     with pytest.raises(ConfigError, match="there is no machine m9"):
@@ -154,7 +154,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return rounds
 
 
-def test_every_round_adds_a_line_of_each_machine(tmp_path: Path, asked: list[list[str]]) -> None:
+def test_every_round_adds_a_line_for_each_machine(tmp_path: Path, asked: list[list[str]]) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"machine": "m7", "time_ns": 1, "findings": []}\n')
 
@@ -163,7 +163,7 @@ def test_every_round_adds_a_line_of_each_machine(tmp_path: Path, asked: list[lis
     assert asked == [["m0", "m1"]] * ROUNDS
 
 
-def test_only_the_machines_that_are_named(tmp_path: Path, asked: list[list[str]]) -> None:
+def test_only_the_named_machines_are_recorded(tmp_path: Path, asked: list[list[str]]) -> None:
     main.run(["machines", "m1", "--record", str(tmp_path / "events.jsonl"), "--every", "0.1"])
 
     assert asked == [["m1"]] * ROUNDS
@@ -203,7 +203,7 @@ def shown(*parts: Any) -> str:
     return out.getvalue()
 
 
-def test_the_faulty_ones_come_first_and_say_why_since_when_and_what_to_do() -> None:
+def test_faulty_machines_come_first_with_cause_age_and_remedy() -> None:
     text = shown(
         machines_table([*healthy(2), report("m9", verdict=Health.UNKNOWN, findings=[], problem="away"), report()])
     )
@@ -219,7 +219,7 @@ def test_the_faulty_ones_come_first_and_say_why_since_when_and_what_to_do() -> N
     assert "away" in text
 
 
-def test_machines_out_of_use_are_shown_with_why() -> None:
+def test_machines_out_of_use_are_shown_with_the_reason() -> None:
     place = {"place": "quarantined", "place_by": "incident/gpt/0002", "place_why": "xid-79: GPU 3 is lost"}
     rows = [report(machine="h", findings=[], verdict=Health.HEALTHY, place="active", job="gpt")]
     text = shown(machines_table([*rows, report(machine="q", findings=[], verdict=Health.HEALTHY, **place)]))
@@ -229,7 +229,7 @@ def test_machines_out_of_use_are_shown_with_why() -> None:
     assert lines[-1] == ["h", "active", "gpt", "healthy"]
 
 
-def test_what_came_again_says_when_it_did_last() -> None:
+def test_a_repeated_finding_shows_when_it_last_occurred() -> None:
     again = FOUND.model_copy(update={"last_ns": 31_000_000_000})
     assert "GPU 3: it is too hot: 95 C, last 30 s ago (gpu-hot;" in shown(machines_table([report(findings=[again])]))
 
@@ -240,7 +240,7 @@ def test_many_healthy_machines_are_counted() -> None:
     assert "h0" not in text
 
 
-def test_of_many_findings_some_are_shown_and_the_rest_counted() -> None:
+def test_some_of_many_findings_are_shown_and_the_rest_are_counted() -> None:
     many = [FOUND.model_copy(update={"item": f"GPU {number}"}) for number in range(8)]
     text = shown(machines_table([report(findings=many)]))
     assert "and 3 more: everstep machines m1" in text
@@ -274,14 +274,14 @@ def test_one_machine_shows_every_inspection_with_its_evidence() -> None:
         assert words in text
 
 
-def test_what_comes_from_a_machine_is_no_markup_and_moves_no_cursor() -> None:
+def test_text_from_a_machine_is_neither_markup_nor_a_terminal_command() -> None:
     nasty = FOUND.model_copy(update={"item": "[red]\x1b[2J"})
     text = shown(machines_table([report(findings=[nasty])]))
     assert "[red]" in text
     assert "\x1b[2J" not in text
 
 
-def test_what_differs_is_one_line() -> None:
+def test_a_difference_between_machines_is_one_line() -> None:
     odd = OddMachine(fact="driver", value="550", machines=["m2"], usual="570")
     assert odd_lines([odd]) == ["differs: driver 550 on m2, 570 elsewhere"]
     assert odd_lines([odd.model_copy(update={"usual": ""})]) == ["differs: driver 550 on m2"]

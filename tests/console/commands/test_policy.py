@@ -68,7 +68,7 @@ def test_a_job_file(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "policy.silence.evict_s = 30  default 2" in out
 
 
-def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_highest_mode_of_all_rules_is_shown(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job_file.write_text('script = "train.py"\n[policy.evict]\nmode = "shadow"\n')
     _, out, _ = call(capsys, "show", str(job_file))
 
@@ -77,7 +77,7 @@ def test_what_no_rule_may_do(job_file: Path, capsys: pytest.CaptureFixture[str])
     assert "13  unknown-verdict: never evicts, only explains why not" in out
 
 
-def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_has_the_same_facts(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--json", str(job_file))
     policy = json.loads(out)
 
@@ -87,7 +87,7 @@ def test_json_has_the_same(job_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert policy["rules"][3]["numbers"][0]["source"] == ""
 
 
-def test_what_is_wrong_is_said(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_explained(job_file: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job_file.write_text('script = "train.py"\n[policy.evict]\nmode = "shade"\n')
     code, out, err = call(capsys, str(job_file))
     assert (code, out) == (2, "")

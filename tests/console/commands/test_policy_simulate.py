@@ -58,7 +58,7 @@ def test_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_job_file_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_of_a_job_file_is_applied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job_file(tmp_path, '[policy.evict.rules]\nsure-machine-fault = "shadow"\ngone-machine = "approve"')
     code, out, _ = call(capsys, str(EVENTS), "--job", path)
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -81,7 +81,7 @@ def test_the_breaker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "the breaker tripped once" in out
 
 
-def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_has_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, str(EVENTS), "--json")
     done = json.loads(out)
 
@@ -92,7 +92,7 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert done["machine_hours_out"] == pytest.approx(done["machine_hours"] / 4, rel=0.01)
 
 
-def test_lines_without_a_time_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_time_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"machine": "m0", "findings": []}\n')
     code, out, _ = call(capsys, str(path))
@@ -105,7 +105,7 @@ def test_lines_without_a_time_are_told(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_bad_line_is_told_and_nothing_half_printed(
+def test_a_bad_line_is_an_error_without_partial_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     path = tmp_path / "events.jsonl"

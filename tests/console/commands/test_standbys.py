@@ -72,7 +72,7 @@ def evict(ledger: Ledger, number: int, fault_ns: int, *machines: str) -> None:
 
 
 @pytest.mark.parametrize(("machines", "standbys"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
-def test_without_a_record_it_is_the_papers_number_and_says_so(
+def test_without_a_record_the_number_follows_from_the_paper(
     capsys: pytest.CaptureFixture[str], machines: int, standbys: int
 ) -> None:
     code, out, _ = call(capsys, "--machines", str(machines))
@@ -102,7 +102,7 @@ def test_a_record_is_explained_by_both_rules(capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_evictions_of_the_ledger_are_the_record(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_evictions_in_the_ledger_are_the_record(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     cluster(url)
     assert call(capsys)[1].startswith("1 standby for 4 machines; failure rate: 0.0012 failures")
@@ -126,7 +126,7 @@ def test_evictions_of_the_ledger_are_the_record(capsys: pytest.CaptureFixture[st
     assert named["record"]["machines"] == 4
 
 
-def test_a_short_record_says_that_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_record_that_is_too_short_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text('{"machines": 4, "from": 0, "until": 259200}\n{"machine": "m1", "failed": 5}\n')
     out = call(capsys, "--explain", "--failures", str(file))[1]
@@ -137,7 +137,7 @@ def test_a_short_record_says_that_it_is(capsys: pytest.CaptureFixture[str], tmp_
     assert "after 1 of these failures the machine is not known to be back" in out
 
 
-def test_the_machines_are_those_of_the_inventory(
+def test_the_number_of_machines_comes_from_the_inventory(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "inventory.toml"
@@ -147,7 +147,7 @@ def test_the_machines_are_those_of_the_inventory(
     assert call(capsys)[1].startswith("1 standby for 2 machines;")
 
 
-def test_what_cannot_be_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_wrong_usage_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = call(capsys)
     assert (code, "the number of machines is not known" in err, "Give --machines" in err) == (2, True, True)
     code, _, err = call(capsys, "--rate", "0.1", "--failures", TRACE)

@@ -45,7 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, captured.out, captured.err
 
 
-def test_the_newest_run_is_read_where_there_is_no_temporal(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_temporal_the_newest_run_is_shown(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said(capsys, "gpt", "--ledger", ledger)
     assert code == 0, err
     _, first, second = out.splitlines()[:3]
@@ -56,7 +56,7 @@ def test_the_newest_run_is_read_where_there_is_no_temporal(ledger: str, capsys: 
     assert said(capsys, "gpt", "7", "--ledger", ledger)[0] == 2
 
 
-def test_all_runs_are_told_apart(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_runs_are_shown_separately(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "gpt", "--all", "--ledger", ledger)
     assert code == 0
     runs = [line for line in out.splitlines() if line.startswith("run of ")]
@@ -67,6 +67,6 @@ def test_all_runs_are_told_apart(ledger: str, capsys: pytest.CaptureFixture[str]
     assert said(capsys, "gpt", "2", "--all", "--ledger", ledger)[0] == 2
 
 
-def test_a_job_that_there_never_was_is_told(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_an_error(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "gtp", "--ledger", ledger)
     assert (code, "the ledger has no job 'gtp'; it has: gpt" in err) == (1, True)

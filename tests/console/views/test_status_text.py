@@ -68,11 +68,11 @@ def report(**changes: Any) -> JobReport:
         (None, ["no step of the job was seen"], "unknown (not known: no step of the job was seen)"),
     ],
 )
-def test_an_ettr_that_may_be_lower_says_so(ratio: float | None, unknown: list[str], said: str) -> None:
+def test_an_ettr_that_may_be_lower_is_marked(ratio: float | None, unknown: list[str], said: str) -> None:
     assert dict(job_facts(report(ettr=ratio, ettr_unknown=unknown)))["ETTR"] == said
 
 
-def test_what_time_was_lost_to_is_said_in_the_order_of_an_incident() -> None:
+def test_causes_of_lost_time_are_in_the_order_of_an_incident() -> None:
     lost = TimeLost(since_start={"restart": 8.1, "detect": 0.4, "start": 62.0, "parked": 0.001, "unknown": 5.0})
     known = dict(job_facts(report(time_lost=lost)))
     assert known["lost"] == "start 1 min 2 s, detect 0.40 s, restart 8.10 s, unknown 5.00 s"
@@ -81,7 +81,7 @@ def test_what_time_was_lost_to_is_said_in_the_order_of_an_incident() -> None:
     assert "lost" not in dict(job_facts(report()))
 
 
-def test_a_job_that_was_not_seen_to_step_is_not_said_to_run_well() -> None:
+def test_a_job_that_was_not_seen_to_step_is_shown_as_not_confirmed() -> None:
     known = dict(job_facts(report(status=NOT_CONFIRMED, unconfirmed="all 2 ranks live for 10 s; no step was shown")))
 
     assert known["status"] == "running, not confirmed: all 2 ranks live for 10 s; no step was shown"
@@ -95,11 +95,11 @@ def test_a_job_that_was_never_launched_has_no_steps() -> None:
     assert {"step", "ETTR", "kept", "backups"}.isdisjoint(known)
 
 
-def test_what_is_left_of_an_ended_job_is_said() -> None:
+def test_the_remaining_checkpoint_of_an_ended_job_is_shown() -> None:
     assert dict(job_facts(report(kept="step 20 on disk")))["kept"] == "step 20 on disk"
 
 
-def test_machines_of_an_ended_job_are_shown_where_ranks_are_left() -> None:
+def test_machines_of_an_ended_job_are_shown_only_if_ranks_remain() -> None:
     left = RankStatus(rank=0, pid=7, alive=True, finished=False, completed_steps=3, loss=None)
     machines = [
         MachineStatus(name="m0", address="a0", answers=True, ranks=[left]),
@@ -109,13 +109,13 @@ def test_machines_of_an_ended_job_are_shown_where_ranks_are_left() -> None:
     assert [name for name, _ in machine_rows(machines)] == ["m0", "m1"]
 
 
-def test_it_is_said_why_a_machine_does_not_answer() -> None:
+def test_the_reason_why_a_machine_does_not_answer_is_shown() -> None:
     why = "the agent at 10.0.4.17:7070 did not answer: Its certificate has expired"
     machine = MachineStatus(name="m0", address="10.0.4.17:7070", answers=False, ranks=[], problem=why)
     assert machine_rows([machine]) == [("m0", why)]
 
 
-def test_a_job_knows_whether_it_was_launched() -> None:
+def test_generations_of_earlier_runs_do_not_count_as_launched() -> None:
     state = JobState(
         spec=JobSpec(name="gpt", script="/gpt.py"), machines=[], generation=3
     )  # all generations are of earlier runs
@@ -132,7 +132,7 @@ def test_a_job_knows_whether_it_was_launched() -> None:
         ([[10], None], "", "no common step on disk, but not every disk could be listed; its memory"),
     ],
 )
-async def test_what_is_on_disk_is_looked_up(steps: list[list[int] | None], url: str, said: str) -> None:
+async def test_the_remaining_checkpoint_is_looked_up(steps: list[list[int] | None], url: str, said: str) -> None:
     def on_disk(rank: int, steps: list[int] | None) -> Exception | pb.CheckpointsReply:
         copies = [
             pb.HeldCheckpoint(rank=rank, completed_steps=step, valid=True, place=f"/{step}/{rank}", tier=DISK)

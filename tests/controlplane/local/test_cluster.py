@@ -29,7 +29,7 @@ NAME = "trial"
 PATIENCE_S = 60.0
 
 
-def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Commands) -> None:
+def test_up_is_idempotent_and_can_grow_and_down_leaves_nothing(home: Path, commands: Commands) -> None:
     said: list[str] = []
     cluster = local.up(NAME, machines=1, standbys=1, workers=1, progress=said.append, commands=commands)
     first = local.processes(cluster)
@@ -66,7 +66,7 @@ def test_up_is_idempotent_grows_and_down_leaves_nothing(home: Path, commands: Co
     assert not cluster.home.exists()
 
 
-def test_everything_that_is_killed_comes_back_and_works(home: Path, commands: Commands) -> None:
+def test_every_killed_process_is_started_again(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=2, commands=commands)
     before = local.processes(cluster)
     for pid in before.values():
@@ -106,7 +106,7 @@ def test_down_works_without_the_clusters_files(home: Path, commands: Commands, l
     assert not cluster.shm.exists()
 
 
-def test_a_taken_port_is_named(home: Path, commands: Commands) -> None:
+def test_a_port_in_use_is_named(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     local.down(NAME)
     host, port = cluster.machines[0].address.split(":")
@@ -126,9 +126,7 @@ def test_a_process_that_dies_is_named_with_its_logs_last_line(home: Path, comman
         local.up(NAME, machines=1, standbys=0, workers=1, commands=broken)
 
 
-def test_shared_memory_is_removed_when_its_cluster_is_gone_and_kept_when_it_may_come_back(
-    home: Path, commands: Commands
-) -> None:
+def test_shared_memory_is_removed_only_if_its_cluster_is_gone(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     checkpoint = cluster.shm / "m0" / "job" / "checkpoint-0"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +149,7 @@ def test_a_configured_server_that_does_not_answer_is_named_at_once(
         local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
 
 
-def test_who_comes_up_waits_until_the_folder_is_removed(
+def test_up_waits_until_a_purge_has_removed_the_folder(
     home: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``down --purge`` and ``up`` at the same time: the new cluster keeps its files."""
@@ -179,7 +177,7 @@ def test_who_comes_up_waits_until_the_folder_is_removed(
     assert local.processes(again).keys() >= {"temporal", "agent-m0", "worker-0"}
 
 
-def test_the_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
+def test_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
     home: Path, commands: Commands, tmp_path: Path
 ) -> None:
     settings, other = tmp_path / "monitor.toml", tmp_path / "other.toml"
@@ -195,7 +193,7 @@ def test_the_agents_get_the_monitors_settings_and_a_running_cluster_keeps_them(
     assert local.processes(given) == pids
 
 
-def test_the_workers_get_the_file_of_receivers_and_a_running_cluster_keeps_it(
+def test_workers_get_the_file_of_receivers_and_a_running_cluster_keeps_it(
     home: Path, commands: Commands, tmp_path: Path
 ) -> None:
     receivers, other = tmp_path / "notices.toml", tmp_path / "other.toml"
@@ -232,14 +230,14 @@ def _environment(pid: int) -> dict[str, str]:
     return dict(field.split("=", 1) for field in fields if "=" in field)
 
 
-def test_a_nonsense_name_is_refused(home: Path) -> None:
+def test_an_invalid_name_is_refused(home: Path) -> None:
     with pytest.raises(ClusterError, match="not a cluster name"):
         local.up("../elsewhere")
     with pytest.raises(ClusterError, match="not a cluster name"):
         local.down("../elsewhere")
 
 
-def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, commands: Commands) -> None:
+def test_clusters_that_start_at_once_have_their_own_servers(home: Path, commands: Commands) -> None:
     names = ["trial-a", "trial-b", "trial-c"]
     with ThreadPoolExecutor() as threads:
         found = list(
@@ -256,7 +254,7 @@ def test_clusters_that_come_up_at_once_have_servers_of_their_own(home: Path, com
             local.down(name)
 
 
-def test_no_other_cluster_takes_an_address_while_its_owner_is_restarted(home: Path, commands: Commands) -> None:
+def test_the_address_of_a_restarting_process_stays_reserved(home: Path, commands: Commands) -> None:
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     hold(cluster.home, "temporal")
     os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)

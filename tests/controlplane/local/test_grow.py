@@ -17,7 +17,7 @@ from everstep.errors import ClusterError
 NAME = "trial"
 
 
-def test_it_grows_to_what_it_may_have(home: Path, commands: Commands) -> None:
+def test_a_cluster_grows_up_to_its_limit(home: Path, commands: Commands) -> None:
     before = local.up(NAME, machines=1, standbys=1, workers=1, at_most=4, commands=commands)
     running = local.processes(before)
 
@@ -39,7 +39,7 @@ def test_it_grows_to_what_it_may_have(home: Path, commands: Commands) -> None:
     assert again == grown, "a later 'up' keeps the new machines"
 
 
-def test_a_new_agent_is_started_as_the_others_are(home: Path, commands: Commands) -> None:
+def test_a_new_agent_is_started_like_the_others(home: Path, commands: Commands) -> None:
     own = Commands(
         worker=commands.worker, agent=lambda m, state, shm: [*commands.agent(m, state, shm), str(state), str(shm)]
     )
@@ -54,7 +54,7 @@ def test_a_new_agent_is_started_as_the_others_are(home: Path, commands: Commands
     assert (cluster.home / "machines" / "m1").is_dir()
 
 
-def test_where_nobody_would_start_them_it_says_so(home: Path, commands: Commands) -> None:
+def test_a_stopped_cluster_does_not_grow(home: Path, commands: Commands) -> None:
     local.up(NAME, machines=1, standbys=0, workers=1, at_most=2, commands=commands)
     local.down(NAME)
     with pytest.raises(ClusterError, match="everstep up"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from controlplane.local.plan import Running, State
 
 
-def test_processes_of_before_the_machine_was_started_anew_are_gone(tmp_path: Path) -> None:
+def test_processes_from_before_a_reboot_are_forgotten(tmp_path: Path) -> None:
     state = State(supervisor_pid=4711, supervisor_start=99, processes={"agent m1": Running(4712, 100, "agent")})
     state.save(tmp_path)
     assert State.load(tmp_path) == state

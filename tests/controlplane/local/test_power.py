@@ -75,7 +75,7 @@ def of(cluster: ClusterFile, name: str) -> set[int]:
     return cluster_processes.of_machine(cluster.id, name, power.state_folder(cluster, name), cluster.shm / name)
 
 
-def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: ClusterFile) -> None:
+def test_all_processes_of_a_machine_die_and_no_others(trial: Trial, cluster: ClusterFile) -> None:
     before = {name: of(cluster, name) for name in ("m1", "m2", "m10")}
     assert not before["m1"] & before["m10"]
     with power.powered_off(cluster, ["m1", "m2"]) as killed_ns:
@@ -94,9 +94,9 @@ def test_all_of_a_machine_dies_and_nothing_of_another(trial: Trial, cluster: Clu
     assert (trial.shm / "m10" / "job" / "checkpoint-0").exists()
 
 
-def test_nothing_changes_between_the_moment_and_the_loss(cluster: ClusterFile) -> None:
-    """If ``when`` is true, the machine's processes are suspended and ``when`` is asked again; if it is then false, they
-    continue."""
+def test_the_condition_still_holds_when_the_machine_loses_power(cluster: ClusterFile) -> None:
+    """If ``when`` is true, the machine's processes are suspended, and ``when`` is called again. If it is false then,
+    the processes continue."""
     answers, seen = iter([False, True, False, True, True]), []
 
     def when() -> bool:
@@ -107,7 +107,7 @@ def test_nothing_changes_between_the_moment_and_the_loss(cluster: ClusterFile) -
         assert seen == [{False}, {False}, {True}, {False}, {True}]
 
 
-def test_the_power_comes_back_whatever_happens(trial: Trial, cluster: ClusterFile) -> None:
+def test_the_power_comes_back_after_an_exception(trial: Trial, cluster: ClusterFile) -> None:
     first = trial.pid("agent-m1")
     with pytest.raises(KeyboardInterrupt), power.powered_off(cluster, ["m1"]):
         raise KeyboardInterrupt

@@ -46,7 +46,7 @@ def test_a_configured_address_comes_first(bare: Path, monkeypatch: pytest.Monkey
     assert (choice.source, choice.address, choice.binary) == ("configured", "temporal.example:7233", None)
 
 
-def test_a_profile_file_configures_as_well(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_file_can_configure_the_address(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = bare / "temporal.toml"
     file.write_text('[profile.default]\naddress = "temporal.example:7233"\nnamespace = "mine"\n')
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(file))
@@ -60,7 +60,7 @@ def test_an_unknown_profile_is_an_error(bare: Path, monkeypatch: pytest.MonkeyPa
         temporal_server.find(lambda _: None)
 
 
-def test_path_comes_before_the_cache(bare: Path) -> None:
+def test_a_server_on_path_is_preferred_to_the_cache(bare: Path) -> None:
     cached = program(bare / "cache" / "everstep" / "bin", "1.31.2")
     assert temporal_server.find(lambda _: None).binary == cached
     on_path = program(bare / "bin", "1.30.0")
@@ -74,7 +74,7 @@ def test_path_comes_before_the_cache(bare: Path) -> None:
     assert not any("warning" in line for line in said)
 
 
-def test_a_server_that_is_too_old_is_passed_over_aloud(bare: Path) -> None:
+def test_a_server_that_is_too_old_is_skipped_with_a_message(bare: Path) -> None:
     cached = program(bare / "cache" / "everstep" / "bin", "1.31.2")
     program(bare / "bin", "1.24.0")
     said: list[str] = []
@@ -82,27 +82,27 @@ def test_a_server_that_is_too_old_is_passed_over_aloud(bare: Path) -> None:
     assert "is not used: its server is 1.24.0" in said[0]
 
 
-def test_without_any_way_the_error_names_every_way(bare: Path) -> None:
+def test_without_a_server_the_error_names_every_way_to_get_one(bare: Path) -> None:
     said: list[str] = []
     with pytest.raises(ClusterError, match=r"download failed .*Go is not on PATH.*TEMPORAL_ADDRESS"):
         temporal_server.find(said.append)
     assert any(line.startswith("downloading") for line in said)
 
 
-def test_a_build_that_fails_says_why(bare: Path) -> None:
+def test_the_output_of_a_failed_build_is_shown(bare: Path) -> None:
     go = program(bare / "bin", "0").rename(bare / "bin" / "go")
     go.write_text("#!/bin/sh\necho 'go: no module for you' >&2\nexit 1\n")
     with pytest.raises(ClusterError, match="no module for you"):
         temporal_server.find(lambda _: None)
 
 
-def test_the_tool_module_names_the_version_that_we_say() -> None:
+def test_the_tool_module_has_our_version_of_the_cli() -> None:
     text = (temporal_binary.TOOL_MODULE / "go.mod").read_text()
     assert f"github.com/temporalio/cli v{temporal_binary.CLI_VERSION}\n" in text
     assert f"tool {temporal_binary.PACKAGE}\n" in text
 
 
-async def test_the_server_has_namespace_attributes_and_a_journal_that_is_fast(home: Path) -> None:
+async def test_the_server_has_search_attributes_and_a_fast_journal(home: Path) -> None:
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"
     with ports.Claims() as claims:
@@ -139,7 +139,7 @@ async def _healthy(address: str) -> Client:
             await asyncio.sleep(0.05)
 
 
-def test_every_setting_is_one_that_the_server_takes() -> None:
+def test_the_server_knows_every_setting() -> None:
     """A mistyped dynamic setting is ignored by the server, so the names are checked against the binary itself."""
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"

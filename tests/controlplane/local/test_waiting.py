@@ -9,7 +9,7 @@ import pytest
 from controlplane.local import waiting
 
 
-def test_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LINE_INTERVAL_S", 0.01)
     said: list[str] = []
     third = threading.Event()
@@ -29,7 +29,7 @@ def test_a_pipe_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(said) == after
 
 
-def test_the_clock_stops_when_the_step_fails() -> None:
+def test_the_lines_end_when_the_step_fails() -> None:
     before = threading.active_count()
     with pytest.raises(KeyError), waiting.waiting(lambda _: None, "failing"):
         raise KeyError

@@ -16,7 +16,7 @@ def state(*incidents: IncidentSummary) -> JobState:
     return JobState(spec=JobSpec(name="gpt", script="/srv/train.py"), machines=[], incidents=list(incidents))
 
 
-def test_an_incident_is_told_step_by_step() -> None:
+def test_each_event_of_an_incident_is_reported_once() -> None:
     tracker = IncidentTracker()
     seen = [
         state(),
@@ -32,7 +32,7 @@ def test_an_incident_is_told_step_by_step() -> None:
     assert told == [[], ["opened"], [], ["parked"], [], ["resumed"], ["recovered"], []]
 
 
-def test_an_incident_that_came_and_went_between_two_looks_is_told_whole() -> None:
+def test_an_incident_between_two_queries_is_reported_completely() -> None:
     tracker = IncidentTracker()
     events = tracker.changes(
         state(incident(resolution="reattempt", recovered=True), incident(2, resolution="abandoned"), incident(3))
@@ -49,14 +49,14 @@ def test_an_incident_that_came_and_went_between_two_looks_is_told_whole() -> Non
     assert incident_line(events[0]) == "incident 0001  rank 5 on m2 ended by SIGKILL"
 
 
-def test_who_comes_later_is_not_told_what_is_over() -> None:
+def test_closed_incidents_can_be_skipped() -> None:
     tracker = IncidentTracker()
     now = state(incident(resolution="reattempt", recovered=True), incident(2, stage="parked"))
     tracker.skip_closed(now)
     assert [(event.incident.number, event.kind) for event in tracker.changes(now)] == [(2, "opened"), (2, "parked")]
 
 
-def test_ranks_that_take_long_to_die_are_named_while_they_do() -> None:
+def test_ranks_that_take_long_to_die_are_named() -> None:
     tracker = IncidentTracker()
     stages = ["", "stop: m2: rank 5 has been dying for 40 s", "stop: m2: rank 5 has been dying for 40 s"]
     stages += ["stop: m2: rank 5 has been dying for 65 s", "stop", "parked"]

@@ -30,7 +30,7 @@ def test_ranks_of_a_replica_count_once_and_the_slowest_sets_the_pace() -> None:
 
 
 @pytest.mark.parametrize(("derived", "mfu"), [(True, 0.3), (False, 0.15)])
-def test_utilization_is_what_the_tokens_cost_of_what_all_devices_can_do(derived: bool, mfu: float) -> None:
+def test_utilization_is_the_work_for_tokens_divided_by_the_peak_of_all_devices(derived: bool, mfu: float) -> None:
     """Derived FLOPs of a token are a rank's share, and add up over a replica; given ones are of the complete model."""
     work: dict[str, Any] = {"flops_per_token": 6.0, "peak_flops": 400.0, "flops_derived": derived}
     ranks = [rank(number, tokens_per_s=1000.0, **work) for number in range(4)]
@@ -44,7 +44,7 @@ def test_utilization_is_what_the_tokens_cost_of_what_all_devices_can_do(derived:
     assert some is not None and some.mfu is None
 
 
-def test_what_is_out_of_the_ordinary_is_named_with_its_ranks() -> None:
+def test_unusual_values_are_named_with_their_ranks() -> None:
     bad = pb.Series(known=True, not_finite=2, streak=2, since=8, jump_step=-1)
     over = pb.Series(known=True, not_finite=1, since=-1, jump_step=4, jump_steps=3, jump_ratio=7.25)
     slow: dict[str, Any] = {"slow_since": 5, "step_s": 0.5, "typical_step_s": 0.25}
@@ -58,7 +58,7 @@ def test_what_is_out_of_the_ordinary_is_named_with_its_ranks() -> None:
     ]
 
 
-def test_without_reports_and_of_older_agents_nothing_is_said() -> None:
+def test_without_reports_or_with_older_agents_there_are_no_metrics() -> None:
     assert metrics_report([pb.RankProgress(rank=0, generation=1)], TOPOLOGY) is None
     report = metrics_report([rank(0, generation=1), rank(0, generation=2, step_s=0.0)], TOPOLOGY)
     assert report is not None and metrics_lines(report) == []

@@ -11,7 +11,7 @@ def rank(number: int, generation: int = 2, **saved: object) -> pb.RankProgress:
     return pb.RankProgress(rank=number, generation=generation, saved=pb.SavedState(**none | saved))  # type: ignore[arg-type]
 
 
-def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
+def test_the_newest_step_that_every_rank_has_is_shown_with_the_slowest_backup() -> None:
     report = saved_report(
         {
             "m0": [rank(0, own_step=120, backup_step=120, disk_step=100, disk_steps=[100], disk_age_s=60.0)],
@@ -31,7 +31,7 @@ def test_the_newest_step_of_every_rank_counts_and_the_slowest_backup() -> None:
     ]
 
 
-def test_the_newest_steps_on_two_disks_are_none_in_common() -> None:
+def test_different_steps_on_two_disks_are_no_common_step() -> None:
     report = saved_report(
         {
             "m0": [rank(0, own_step=120, disk_step=100, disk_steps=[80, 100])],
@@ -43,7 +43,7 @@ def test_the_newest_steps_on_two_disks_are_none_in_common() -> None:
     assert (report.disk_step, report.disk_age_s) == (None, None)
 
 
-def test_a_rank_without_a_copy_is_no_common_step() -> None:
+def test_if_a_rank_has_no_copy_there_is_no_common_step() -> None:
     report = saved_report({"m0": [rank(0, own_step=7, backup_step=7), rank(1, own_step=7)]})
 
     assert report is not None
@@ -51,7 +51,7 @@ def test_a_rank_without_a_copy_is_no_common_step() -> None:
     assert saved_short(report) == "7/-/-"
 
 
-def test_problems_are_told_once_for_each_machine_with_their_ranks() -> None:
+def test_problems_are_shown_once_for_each_machine_with_their_ranks() -> None:
     report = saved_report(
         {
             "m1": [
@@ -84,7 +84,7 @@ def test_older_generations_do_not_count() -> None:
     assert (report.own_step, report.backup_lag) == (9, 0)
 
 
-def test_nothing_saved_is_nothing_to_say() -> None:
+def test_without_copies_nothing_is_shown() -> None:
     assert saved_report({}) is None
     assert saved_report({"m0": [rank(0)]}) is None
     assert saved_short(None) == "-"
@@ -97,7 +97,7 @@ def drifting(apart: int = 0) -> dict[str, list[pb.RankProgress]]:
     }
 
 
-def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
+def test_only_a_step_that_all_ranks_hold_at_once_counts() -> None:
     again = drifting(apart=12)
     again["m1"] = [rank(1, own_step=14, own_steps=[11, 12, 13, 14], backup_step=14, apart=12)]
     assert unsteady(drifting())
@@ -118,8 +118,8 @@ def test_what_counts_is_a_step_that_all_ranks_hold_at_once() -> None:
     assert kept is not None and (kept.own_step, kept.own_newest) == (8, 13)
 
 
-def test_agents_that_answer_at_different_moments_do_not_make_a_drift() -> None:
-    """m1 was asked a little earlier than m0. At the second look it has reached the steps that m0 had."""
+def test_agents_that_answer_at_different_times_are_no_drift() -> None:
+    """m1 was asked a little earlier than m0. At the second look, m1 has reached the steps that m0 had."""
     again = {
         "m0": [rank(0, own_step=29, own_steps=[26, 27, 28, 29])],
         "m1": [rank(1, own_step=28, own_steps=[25, 26, 27, 28])],

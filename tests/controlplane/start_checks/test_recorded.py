@@ -70,7 +70,7 @@ def recorded(tmp_path: Path) -> Recorded:
 
 
 @pytest.mark.parametrize("by", ["number", "v", "id", "short id"])
-def test_it_runs_what_was_recorded_by_number_or_id(by: str, recorded: Recorded) -> None:
+def test_a_job_runs_a_recorded_version_by_number_or_id(by: str, recorded: Recorded) -> None:
     named = {"number": "2", "v": "v2", "id": recorded.id(2), "short id": recorded.id(2)[:12]}[by]
     start = recorded.started(named, 30)
     spec, [first] = start.spec, start.versions
@@ -87,26 +87,28 @@ def test_it_runs_what_was_recorded_by_number_or_id(by: str, recorded: Recorded) 
     ("number", "step", "repeats"),
     [(1, 0, True), (1, 19, True), (1, 20, False), (1, 40, True), (1, 1000, True), (2, 20, True), (2, 40, False)],
 )
-def test_what_did_not_run_at_that_step_is_no_repeat(number: int, step: int, repeats: bool, recorded: Recorded) -> None:
+def test_only_a_version_that_ran_at_the_step_repeats_it(
+    number: int, step: int, repeats: bool, recorded: Recorded
+) -> None:
     said = "\n".join(recorded.started(str(number), step).notes)
     assert ("do not repeat its steps" not in said) is repeats
     if not repeats and number == 1:
         assert "ran from step 0 to 20, from step 40 on" in said
 
 
-def test_other_packages_are_told(recorded: Recorded) -> None:
+def test_changed_packages_are_a_warning(recorded: Recorded) -> None:
     [_, warning] = recorded.started("1").notes
     assert warning.startswith("warning: packages have changed since the version was recorded: torch 1.0 -> ")
 
 
-def test_an_older_run_is_reached_by_the_id_alone(recorded: Recorded) -> None:
+def test_a_version_of_an_older_run_is_found_only_by_its_id(recorded: Recorded) -> None:
     older, recorded.known = recorded.id(2), None
     assert "this version ran no step, so the steps from 30 on" in "".join(recorded.started(older, 30).notes)
     with pytest.raises(ConfigError, match="the last run of gpt has no v2; the versions of its last run are not known"):
         recorded.started("2")
 
 
-def test_the_ledger_knows_what_temporal_has_forgotten(recorded: Recorded, tmp_path: Path) -> None:
+def test_versions_that_temporal_forgot_are_read_from_the_ledger(recorded: Recorded, tmp_path: Path) -> None:
     known, recorded.known = recorded.known, None
     assert known is not None
     with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as recorded.kept:
@@ -117,7 +119,7 @@ def test_the_ledger_knows_what_temporal_has_forgotten(recorded: Recorded, tmp_pa
     assert start.notes[0].startswith("code: v2 (")
 
 
-def test_what_is_not_there_is_told_with_what_is(recorded: Recorded) -> None:
+def test_an_unknown_version_is_refused_with_a_list_of_known_ones(recorded: Recorded) -> None:
     with pytest.raises(ConfigError, match=r"the last run of gpt has no v7; there are v1 \(\w{12}\), v2 \(\w{12}\)"):
         recorded.started("7")
     with pytest.raises(ConfigError, match=r"version 0000000 of job gpt is not in the store .*; there are v1"):
@@ -127,7 +129,7 @@ def test_what_is_not_there_is_told_with_what_is(recorded: Recorded) -> None:
             recorded.started(nonsense)
 
 
-def test_an_id_that_is_cut_too_short_is_asked_for_again(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_short_id_that_also_names_a_damaged_record_is_refused(recorded: Recorded, tmp_path: Path) -> None:
     folder = tmp_path / "versions/jobs/gpt"
     [file, _] = sorted(folder.iterdir())
     (folder / (file.name[:8] + "0" * 56 + file.name[64:])).write_bytes(file.read_bytes())
@@ -135,21 +137,21 @@ def test_an_id_that_is_cut_too_short_is_asked_for_again(recorded: Recorded, tmp_
         recorded.started(file.name[:8])
 
 
-def test_code_that_was_removed_is_told(recorded: Recorded, tmp_path: Path) -> None:
+def test_removed_code_is_an_error(recorded: Recorded, tmp_path: Path) -> None:
     for file in (tmp_path / "versions/code").iterdir():
         file.unlink()
     with pytest.raises(VersionStoreError, match="is not in the store of versions"):
         recorded.started("1", 10)
 
 
-def test_what_ran_in_place_cannot_be_repeated(recorded: Recorded) -> None:
+def test_a_version_that_ran_in_place_cannot_be_repeated(recorded: Recorded) -> None:
     runs = CodeVersion(script="/home/ada/train.py")
     asyncio.run(recorded.store.put("gpt", runs, None))
     with pytest.raises(ConfigError, match=r"version \w{12} ran in place, from /home/ada/train.py"):
         recorded.started(runs.id[:12])
 
 
-def test_the_store_has_to_be_known() -> None:
+def test_a_recorded_version_needs_a_store() -> None:
     control: Any = SimpleNamespace(versions_url="")
     with pytest.raises(ConfigError, match="set EVERSTEP_VERSIONS to the value that the workers have"):
         asyncio.run(recorded_version(control, SPEC, "1", None))

@@ -31,7 +31,7 @@ def job(**policy: Any) -> JobSpec:
     return JobSpec(name="gpt", script="/gpt.py", machines=3, checkpoint=CheckpointPolicy(**policy))
 
 
-async def test_a_job_is_refused_with_what_and_where() -> None:
+async def test_a_refusal_names_the_problem_and_the_machine() -> None:
     agents = agents_with([], ["disk_path /mnt/x does not exist: make it, or mount it"], None)
 
     with pytest.raises(ConfigError, match=r"gpt is not started.*/mnt/x does not exist: make it.*\(reported by m1\)"):
@@ -39,18 +39,18 @@ async def test_a_job_is_refused_with_what_and_where() -> None:
     assert agents[0].asked("check_storage")[0].disk_path == "/mnt/x"
 
 
-async def test_a_machine_that_does_not_answer_is_not_known_to_lack_anything() -> None:
+async def test_a_machine_that_does_not_answer_is_no_reason_to_refuse() -> None:
     await check(agents_with(None, [], []), job(remote_url="s3://b"))
 
 
 @pytest.mark.parametrize("policy", [{}, {"disk": False}])
-async def test_nobody_is_asked_where_nothing_is_set(policy: dict[str, Any]) -> None:
+async def test_without_storage_settings_no_machine_is_asked(policy: dict[str, Any]) -> None:
     agents = agents_with([], [], [])
     await check(agents, job(**policy))
     assert not any(agent.calls for agent in agents)
 
 
-def test_what_all_machines_say_is_said_once() -> None:
+def test_a_problem_of_all_machines_is_named_once() -> None:
     said = refusal("gpt", {f"m{index}": ["no driver"] for index in range(1000)} | {"m7": ["no driver", "full"]})
     assert said.count("no driver") == 1
     assert "no driver (reported by all 1000 machines); full (reported by m7)" in said

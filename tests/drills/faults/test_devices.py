@@ -27,15 +27,15 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 WITHOUT_A_DRILL = {"disk-failed", "fs-made-readonly"}
-"""A drill does not know the disks of this computer, and a disk that no job is on evicts no machine."""
+"""A drill does not know the disks of this computer, and an error of a disk without files of jobs evicts no machine."""
 
 
-def test_every_fault_that_is_sure_can_be_shown() -> None:
+def test_every_sure_fault_has_a_drill_or_is_listed() -> None:
     sure = {reason.code for kind in known().values() for reason in kind.reasons if reason.sure}
     assert {*sure, *SURE_IN_SOME_FORM} == {*SURE, *DRILLS_OF_THEIR_OWN, *WITHOUT_A_DRILL}
 
 
-def test_each_line_of_the_kernel_shows_what_the_drill_expects(tmp_path: Path, device: Device) -> None:
+def test_each_kernel_line_leads_to_the_finding_that_the_drill_expects(tmp_path: Path, device: Device) -> None:
     machine = SimulatedMachine(tmp_path)
     for reason, line in LINES.items():
         inspection = machine.begin(KernelLogInspection, NO_WAIT, kernel_log=device.path)
@@ -47,7 +47,7 @@ def test_each_line_of_the_kernel_shows_what_the_drill_expects(tmp_path: Path, de
         ], reason
 
 
-def test_what_all_machines_have_takes_none_of_them_out() -> None:
+def test_a_fault_that_all_machines_have_replaces_none() -> None:
     request = drill_request(fault="machine-fault", reason="xid-79")
     assert request.with_spare(1).replaces and not request.with_spare(0).replaces
     everywhere = drill_request(fault="machine-fault", reason="xid-79", everywhere=True)

@@ -71,11 +71,11 @@ ONE_FIRST = dict.fromkeys(range(8), 21) | {5: 20}
         (report(SHARED, resume_step=5), EVERYWHERE, "the job resumed from step 5"),
     ],
 )
-def test_what_is_wrong_with_it(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:
+def test_each_problem_of_an_incident_is_named(one: IncidentReport, bad_from: dict[int, int], says: str) -> None:
     found = wrong(one, bad_from)
     assert len(found) == bool(says) and all(says in text for text in found)
 
 
-def test_numbers_that_stay_finite_are_not_judged_by_it() -> None:
+def test_finite_numbers_are_not_judged() -> None:
     finite = drill_request(fault="bitflip", machine="m1", finite=True)
     assert fault_of(finite).problems(finite, SPEC, DrillFacts(), [report("rank 5 ended")]) == []

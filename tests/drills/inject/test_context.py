@@ -17,13 +17,13 @@ def of(*looks: dict[str, int]) -> Any:
     return SimpleNamespace(cluster=SimpleNamespace(processes=lambda: rest.pop(0) if len(rest) > 1 else rest[0]))
 
 
-async def test_processes_are_back_once_all_of_them_run_as_others_than_before() -> None:
+async def test_processes_are_back_when_all_have_new_process_ids() -> None:
     looks = [{"ledger": 7}, {}, {"ledger": 8, "worker-0": 3}, {"ledger": 8, "worker-0": 4}]
     found = of(*looks)
     assert await DrillContext.processes_back(found, {"ledger": 7, "worker-0": 3}) is not None
     assert found.cluster.processes() == looks[-1]
 
 
-async def test_those_that_do_not_come_back_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_that_stay_away_are_not_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "BACK_LIMIT_S", 0.1)
     assert await DrillContext.processes_back(of({"ledger": 7}), {"ledger": 7}) is None

@@ -21,7 +21,7 @@ CREATE TABLE executions (shard_id INT, namespace_id BINARY(16), workflow_id VARC
 KEY = (1, b"namespace", "replay/gpt/0001-1", b"run")
 
 
-def test_a_worker_dies_once_the_event_is_in_the_store_and_not_before(tmp_path: Path) -> None:
+def test_a_worker_is_killed_only_when_the_event_is_in_the_database(tmp_path: Path) -> None:
     path, plan, fault = tmp_path / "temporal.db", tmp_path / "plan.json", {"id": "f", "at_event": 3}
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with closing(sqlite3.connect(path, isolation_level=None)) as store:

@@ -43,7 +43,7 @@ def other_bits() -> Records:
         (records(0, loss=math.nan), records(0, loss=math.nan), None),
     ],
 )
-def test_every_rank_and_every_step_both_ways(reference: Records, run: Records, said: list[str] | None) -> None:
+def test_every_rank_and_step_of_both_runs_is_compared(reference: Records, run: Records, said: list[str] | None) -> None:
     found = compare(reference, run, 2)
 
     if said is None:
@@ -68,7 +68,7 @@ def test_ranks_that_report_nothing_on_either_side_are_named() -> None:
     )
 
 
-def test_what_somebody_did_not_tell_may_be_another_loss() -> None:
+def test_a_missing_report_of_a_machine_counts_as_a_difference() -> None:
     silent = records(0, 1)
     silent.unknown.append("m1 did not report its step records: no answer")
     for reference, run, where in (
@@ -88,11 +88,11 @@ def test_what_somebody_did_not_tell_may_be_another_loss() -> None:
         (records(0), [f"rank {rank} logged its last state only without a fault" for rank in (0, 1)]),
     ],
 )
-def test_the_last_state_is_compared_too(state: Records, said: list[str]) -> None:
+def test_the_final_state_is_compared_too(state: Records, said: list[str]) -> None:
     assert compare(records(0, state="a"), state, 2).state == said
 
 
-def test_a_rank_that_was_there_twice_says_so_itself() -> None:
+def test_a_rank_that_ran_twice_is_found_in_its_log() -> None:
     begins = [f"{generation_marker(3, generation)} pid 7, 2026-11-22T14:00:00Z" for generation in (1, 2)]
     assert copies_in("\n".join([*begins, "some output"])) == 0
     assert copies_in("\n".join([*begins, begins[1]])) == 1

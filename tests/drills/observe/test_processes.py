@@ -55,7 +55,7 @@ def test_two_copies_of_a_rank_are_seen() -> None:
         assert (seen.rank, set(seen.pids)) == (3, {one.pid, other.pid})
 
 
-def test_different_ranks_are_no_copies_and_strangers_do_not_count() -> None:
+def test_different_ranks_are_no_copies_and_other_programs_do_not_count() -> None:
     with process("everstep r3"), process("everstep r31"), process("else r3"):
         assert watched(0.5).copies == set()
 
@@ -78,7 +78,7 @@ def test_ranks_of_two_jobs_are_no_copies_and_share_no_machine(tmp_path: Path) ->
     assert (seen.job, seen.rank, set(seen.machines)) == ("bert", 0, {"m1", "m2"})
 
 
-def test_processes_that_cannot_be_known_are_not_none() -> None:
+def test_an_unreadable_process_tree_is_not_an_empty_one() -> None:
     for tree in (Tree(0), Tree(1 << 30)):
         with pytest.raises(TreeUnknown):
             tree.processes()
@@ -92,7 +92,7 @@ def test_processes_that_cannot_be_known_are_not_none() -> None:
         assert watch.blind_s > 0.2
 
 
-def test_a_watch_whose_thread_failed_has_seen_nothing_since(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_with_a_failed_thread_counts_as_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CopyWatch, "_sample", lambda _: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     watch = CopyWatch(Tree(os.getpid()))
@@ -105,7 +105,7 @@ def test_a_watch_whose_thread_failed_has_seen_nothing_since(monkeypatch: pytest.
     assert watch.blind_s > 0.2
 
 
-def test_what_a_job_left_is_named() -> None:
+def test_remaining_processes_of_a_job_are_named() -> None:
     tree = Tree(os.getpid())
     assert tree.left_of_jobs() == []
     with process("everstep r0") as rank, process("everstep s2") as store:
@@ -118,7 +118,7 @@ def test_what_a_job_left_is_named() -> None:
         assert tree.left_of_jobs() == [f"process {store.pid} (everstep s2)"]
 
 
-def test_a_new_rank_is_noticed() -> None:
+def test_a_new_rank_process_is_noticed() -> None:
     with process("everstep r1") as old, process("everstep s1") as store, process("everstep r1") as new:
         assert {old.pid, store.pid, new.pid} <= (children(os.getpid()) or set())
         assert await_rank_of(os.getpid(), {old.pid}, 5.0) == new.pid

@@ -54,7 +54,7 @@ def write(stored: StoredCopies, rank: int, step: int, *, whole: bool = True) -> 
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
+def test_the_copies_that_are_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
     spec = a_job(tmp_path / "disk" if shared else None)
     stored = StoredCopies(a_cluster(tmp_path), spec)
     for rank in RANKS:
@@ -83,7 +83,7 @@ def test_what_is_left_after_a_strike(tmp_path: Path, shared: bool) -> None:
     assert stored.left(Loss(), bad)[0] == {15, 18, 19}
 
 
-def test_a_backup_on_its_way_is_seen(tmp_path: Path) -> None:
+def test_a_backup_that_is_being_written_is_seen(tmp_path: Path) -> None:
     stored = StoredCopies(a_cluster(tmp_path), a_job(None))
     path = stored.backup(2)
     assert path is not None

@@ -65,7 +65,7 @@ from drills.spec.loss import Loss, best_step, promise_of
         ),
     ],
 )
-def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
+def test_each_strike_has_its_loss_its_promise_and_its_text(
     options: dict[str, Any], strike: Loss, promised: int | None, said: str
 ) -> None:
     request = drill_request(**options)
@@ -75,7 +75,7 @@ def test_what_is_struck_what_it_may_cost_and_how_it_is_told(
     assert said in request.describe(spec)
 
 
-def test_with_one_kind_of_parallelism_a_group_is_everything() -> None:
+def test_with_one_kind_of_parallelism_a_group_is_the_complete_job() -> None:
     request = drill_request(fault="kill-group", kind="dp", machines=2, ranks_per_machine=1, tp=1, pp=1)
     spec = request.spec("job", {})
     assert request.opening.loss(spec) == Loss((0, 1))
@@ -92,7 +92,7 @@ def test_without_backups_nothing_is_promised(tmp_path: Path) -> None:
     assert promise.steps is None and "no backups" in promise.reason
 
 
-def test_the_best_step_is_the_latest_of_which_every_rank_has_a_copy() -> None:
+def test_the_best_step_is_the_newest_complete_step() -> None:
     assert best_step({0: {18, 19, 20}, 1: {19, 20}, 2: {15, 19}}) == 19
     assert best_step({0: {20}, 1: {19}}) == 0
     assert best_step({}) == 0

@@ -11,7 +11,7 @@ from everstep.base.backoff import Backoff
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10), st.integers(1, 40))
-def test_waits_grow_to_the_longest_one_and_no_further(first_s: float, most_s: float, tries: int) -> None:
+def test_waits_grow_up_to_a_limit(first_s: float, most_s: float, tries: int) -> None:
     backoff = Backoff(first_s, most_s, jitter=0)
     waits = [backoff.next_s() for _ in range(tries)]
 
@@ -21,7 +21,7 @@ def test_waits_grow_to_the_longest_one_and_no_further(first_s: float, most_s: fl
 
 
 @given(st.integers(0, 40))
-def test_after_a_success_the_first_wait_comes_again(tries: int) -> None:
+def test_a_success_resets_the_wait(tries: int) -> None:
     backoff = Backoff(0.2, 3.0, jitter=0)
     for _ in range(tries):
         backoff.next_s()
@@ -30,14 +30,14 @@ def test_after_a_success_the_first_wait_comes_again(tries: int) -> None:
 
 
 @given(st.integers(0, 40))
-def test_a_try_that_lasted_longer_than_any_wait_was_a_success(tries: int) -> None:
+def test_a_try_that_lasted_longer_than_the_limit_counts_as_a_success(tries: int) -> None:
     backoff = Backoff(0.2, 3.0, jitter=0)
     for _ in range(tries):
         backoff.next_s(lasted_s=3.0)
     assert backoff.next_s(lasted_s=3.1) == 0.2
 
 
-def test_many_that_failed_at_once_do_not_come_again_at_once() -> None:
+def test_waits_are_spread_at_random() -> None:
     waits = {Backoff(0.2, 3.0).next_s() for _ in range(100)}
 
     assert len(waits) > 90

@@ -20,7 +20,7 @@ class Small(lightning.LightningModule):  # type: ignore[misc]  # the library is 
         self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """Return the loss of a batch, slowly enough that a drill's fault meets a step."""
+        """Return the loss of a batch. It takes long enough that a drill's fault occurs during a step."""
         time.sleep(0.05)
         loss: torch.Tensor = self.layers(batch).square().mean()
         return loss

@@ -78,7 +78,7 @@ def training(losses: Losses, crash_at: int = -1, *, manual: bool = False, **opti
         (13, {"manual": True}),
     ],
 )
-def test_it_goes_on_bit_for_bit_where_it_stood(job: Job, crash_at: int, options: dict[str, Any]) -> None:
+def test_training_resumes_bit_for_bit_after_a_crash(job: Job, crash_at: int, options: dict[str, Any]) -> None:
     from everstep.integrations.lightning import attach
 
     undisturbed: Losses = {}
@@ -114,7 +114,7 @@ def test_it_goes_on_bit_for_bit_where_it_stood(job: Job, crash_at: int, options:
     assert all(record.loss > 0 and record.grad_norm > 0 for record in job.records)
 
 
-def test_a_job_that_was_done_ends_at_once(job: Job) -> None:
+def test_a_resumed_job_without_steps_left_ends_at_once(job: Job) -> None:
     from everstep.integrations.lightning import attach
 
     losses: Losses = {}
@@ -144,7 +144,7 @@ def test_a_nan_is_reported(job: Job) -> None:
     assert len(job.records) == 2 and all(record.loss != record.loss for record in job.records)
 
 
-def test_a_strategy_that_shards_in_its_own_way_is_refused(job: Job, tmp_path: Path) -> None:
+def test_a_strategy_with_its_own_sharding_is_refused(job: Job, tmp_path: Path) -> None:
     from everstep.errors import ConfigError
     from everstep.integrations.lightning import SHARDING, attach
 
@@ -161,7 +161,7 @@ def test_a_strategy_that_shards_in_its_own_way_is_refused(job: Job, tmp_path: Pa
 
 
 @pytest.mark.timeout(180)
-async def test_ddp_over_two_machines_goes_on_bit_for_bit_after_a_rank_is_killed() -> None:
+async def test_ddp_over_two_machines_resumes_bit_for_bit_after_a_rank_is_killed() -> None:
     from drills.runner import run_drill
     from drills.spec.request import DrillRequest
 

@@ -9,7 +9,7 @@ def answer(machine: str, *, yes: bool, why: str = "") -> EvictAnswer:
     return EvictAnswer(rule="gone-machine", machine=machine, yes=yes, why=why, mode=EvictMode.ACT, reason="silent")
 
 
-def test_the_newest_answer_about_a_machine_is_kept_however_old_its_first_one_is() -> None:
+def test_the_newest_answer_about_a_machine_is_kept() -> None:
     state = EvictionState()
     state.record([answer(f"m{number}", yes=False) for number in range(ANSWERS_KEPT)])
 

@@ -20,7 +20,7 @@ def spec(**fields: object) -> JobSpec:
 
 
 @given(MESHES, st.lists(st.integers(1, 3), min_size=4, max_size=4), st.booleans())
-def test_a_job_is_read_as_it_was_written(axes: list[str], sizes: list[int], laid: bool) -> None:
+def test_a_job_is_written_and_read_without_change(axes: list[str], sizes: list[int], laid: bool) -> None:
     """A mesh of only tp, pp and dp is written in the short form."""
     mesh = dict(zip(axes, sizes, strict=False))
     groups = [f"ep=1:{axes[0]}"] if laid else []
@@ -42,6 +42,6 @@ def test_the_short_form_has_an_order() -> None:
     assert str(job.topology()) == "4,2,2,2,dp-pp-tp"
 
 
-def test_an_order_that_nobody_knows_is_refused() -> None:
+def test_an_invalid_order_is_refused() -> None:
     with pytest.raises(ValidationError, match="order is pp-ep-dp-tp; it must name tp, pp and dp once each"):
         spec(order=["pp", "ep", "dp", "tp"])

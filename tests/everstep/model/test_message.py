@@ -28,7 +28,7 @@ from everstep.model.topology import Topology
 
 
 @given(st.text(max_size=30), st.sampled_from([Symptom, Tier]))
-def test_any_text_is_a_word_and_stays_what_it_is(text: str, words: type[Words]) -> None:
+def test_any_text_is_a_word_and_does_not_change(text: str, words: type[Words]) -> None:
     word = words(text)
 
     assert word == text == str(word) == word.value
@@ -40,7 +40,7 @@ def test_any_text_is_a_word_and_stays_what_it_is(text: str, words: type[Words]) 
         assert word not in list(words)
 
 
-def test_what_is_no_text_is_no_word() -> None:
+def test_a_number_is_no_word() -> None:
     with pytest.raises(ValueError, match="7 is not a valid Symptom"):
         Symptom(cast("str", 7))
 
@@ -79,7 +79,7 @@ LATER: list[tuple[type[BaseModel], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model", "later"), LATER, ids=[model.__name__ for model, _ in LATER])
-async def test_a_later_releases_message_goes_through_an_earlier_one_unharmed(
+async def test_an_earlier_release_passes_a_later_releases_message_on_unchanged(
     model: type[BaseModel], later: dict[str, Any]
 ) -> None:
     """A workflow decodes the message, and writes it into the input of its next run."""
@@ -98,7 +98,7 @@ async def test_a_later_releases_message_goes_through_an_earlier_one_unharmed(
     assert within(later, again)
 
 
-def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_used() -> None:
+def test_a_copy_in_an_unknown_tier_is_mentioned_but_not_used() -> None:
     told = pb.HeldCheckpoint(rank=0, completed_steps=9, valid=True)
     told.MergeFromString(pb.HeldCheckpoint.DESCRIPTOR.fields_by_name["tier"].number.__lshift__(3).to_bytes(1) + b"\x07")
     own = StateCopy(rank=0, machine="m0", completed_steps=4)
@@ -114,7 +114,7 @@ def test_a_copy_in_a_place_that_this_release_does_not_know_is_told_of_and_not_us
     assert "tape of m0" in copies_text([CopyToRestore(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")])
 
 
-def test_time_of_a_kind_that_this_release_does_not_know_is_not_productive() -> None:
+def test_time_of_an_unknown_kind_is_not_productive() -> None:
     kind: Any = "rollback"
 
     found = ettr([Interval(0, 4, kind)], start_ns=0, now_ns=10)
@@ -122,7 +122,7 @@ def test_time_of_a_kind_that_this_release_does_not_know_is_not_productive() -> N
     assert found.ratio == 0.6
 
 
-def test_a_spec_and_a_machine_of_a_later_release_compare_by_all_that_they_say() -> None:
+def test_messages_of_a_later_release_are_compared_with_their_unknown_fields() -> None:
     spec = {"name": "gpt", "script": "/x.py"}
 
     assert JobSpec.model_validate(spec | {"new": 1}) != JobSpec.model_validate(spec)

@@ -68,7 +68,7 @@ def test_groups_along_two_axes_share_one_rank(topology: Topology) -> None:
 
 
 @given(topologies)
-def test_what_is_laid_over_axes_differs_along_these_only(topology: Topology) -> None:
+def test_a_laid_group_extends_only_along_its_axes(topology: Topology) -> None:
     for laid in topology.laid:
         for rank in range(topology.world_size):
             assert set(topology.group(rank, laid.name)) <= set(topology.along(rank, laid.over))
@@ -120,12 +120,12 @@ def test_the_default_order_is_that_of_init_device_mesh() -> None:
         ({"machines": 2, "ranks_per_machine": 2, "order": ("tp", "tp", "dp")}, "must name tp, pp and dp once"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(sizes: dict[str, object], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, object], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Topology.of(**sizes)  # type: ignore[arg-type]
 
 
-def test_places_that_do_not_exist_are_named() -> None:
+def test_ranks_and_places_that_do_not_exist_are_named() -> None:
     topology = Topology.of(machines=2, ranks_per_machine=2, tp=2)
     for call in (
         lambda: topology.coordinate(4),
@@ -138,12 +138,12 @@ def test_places_that_do_not_exist_are_named() -> None:
 
 
 @given(topologies)
-def test_a_topology_reads_its_own_line(topology: Topology) -> None:
+def test_a_topology_is_parsed_from_its_text(topology: Topology) -> None:
     assert Topology.parse(str(topology)) == topology
 
 
 @pytest.mark.parametrize("text", ["", "1,1,1,pp-dp-tp", "1,1,1,one,pp-dp-tp", "1,1,1,1,pp-dp", "2,1,3,1,pp-dp-tp"])
-def test_a_line_that_is_no_topology_is_named(text: str) -> None:
+def test_text_that_is_no_topology_is_refused(text: str) -> None:
     with pytest.raises(TopologyError):
         Topology.parse(text)
 
@@ -157,7 +157,7 @@ def test_expert_parallel_groups_are_laid_over_shards_and_tensors() -> None:
     assert topology.kinds == ("pp", "dp_shard", "tp", "ep")
 
 
-def test_what_is_laid_over_axes_that_are_apart() -> None:
+def test_a_group_can_be_laid_over_axes_that_are_not_adjacent() -> None:
     topology = Topology.parse("4,2,dp_shard=2,pp=2,tp=2,ep=4:tp+dp_shard")
 
     assert topology.groups("ep") == ((0, 1, 4, 5), (2, 3, 6, 7))
@@ -184,7 +184,7 @@ def test_hybrid_sharding_is_the_mesh_that_torch_makes() -> None:
         ((("dp", -1), ("tp", 3)), "8 ranks cannot be split into dp -1 x tp 3"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_named(mesh: tuple[tuple[str, int], ...], message: str) -> None:
+def test_a_mesh_that_does_not_fit_is_refused(mesh: tuple[tuple[str, int], ...], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Topology(4, 2, mesh)
 
@@ -200,7 +200,7 @@ def test_a_mesh_that_does_not_fit_is_named(mesh: tuple[tuple[str, int], ...], me
         ("ep=2", "is not a laid group"),
     ],
 )
-def test_a_group_that_cannot_be_laid_is_named(laid: str, message: str) -> None:
+def test_a_group_that_cannot_be_laid_is_refused(laid: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         Topology(4, 2, (("dp", 8),), (parse_laid(laid),))
 
@@ -212,12 +212,12 @@ def test_a_mesh_on_the_command_line() -> None:
             parse_mesh(wrong)
 
 
-def test_a_kind_of_group_that_there_is_none_of_is_named() -> None:
+def test_an_unknown_kind_of_group_is_refused() -> None:
     with pytest.raises(TopologyError, match="there are no cp groups: the mesh has pp, dp, tp"):
         Topology.of(2, 2).groups("cp")
 
 
-def test_laid_groups_do_not_matter_for_which_rank_is_where() -> None:
+def test_laid_groups_do_not_change_the_places_of_ranks() -> None:
     topology = Topology.parse("4,2,dp=2,pp=2,tp=2,ep=4:dp+tp")
 
     assert topology.same_numbering("4,2,2,2,dp-pp-tp")

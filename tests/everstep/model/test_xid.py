@@ -19,7 +19,7 @@ def test_every_reason_code_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize("rest", RESTS.values(), ids=RESTS)
-def test_the_classifier_of_logs_names_the_same_owner_for_every_number(rest: str) -> None:
+def test_the_classifier_of_logs_names_the_same_owner_for_every_xid(rest: str) -> None:
     def classified(code: int) -> Owner:
         return classify_end("", f"NVRM: Xid (PCI:0000:05:00): {code}, {rest}", None).owner
 
@@ -28,7 +28,7 @@ def test_the_classifier_of_logs_names_the_same_owner_for_every_number(rest: str)
     }
 
 
-def test_what_every_row_is_about_can_be_reported() -> None:
+def test_every_row_of_the_table_can_be_reported() -> None:
     for xid in TABLE:
         assert [xid_of(code, xid.example or "text").code for code in xid.codes] == [
             f"xid-{code}{xid.suffix}" for code in xid.codes
@@ -38,18 +38,18 @@ def test_what_every_row_is_about_can_be_reported() -> None:
 # The Xids of these three tests come from NVIDIA's sources: DCGM 4.6 lists devastating Xids, the Kubernetes plugin lists
 # Xids of applications, and the catalogue lists Xids that can be ignored or need a restart of the application.
 @pytest.mark.parametrize("code", [48, 74, 79, 95, 119, 120, 140])
-def test_what_is_devastating_names_the_machine(code: int) -> None:
+def test_a_devastating_xid_names_the_machine(code: int) -> None:
     reason = xid_of(code)
     assert (reason.owner, reason.verdict, reason.sure) == (Owner.MACHINE, Health.FAULTY, True)
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109, 63, 94, 137, 154, 155, 156, 167, 171, 1, 999])
-def test_what_is_not_names_no_machine_with_confidence(code: int) -> None:
+def test_other_xids_are_no_sure_fault(code: int) -> None:
     assert not xid_of(code).sure
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 137, 173, 999])
-def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
+def test_an_xid_of_a_program_is_no_fault_of_the_machine(code: int) -> None:
     assert xid_of(code).verdict is Health.UNKNOWN
 
 
@@ -75,7 +75,7 @@ def test_what_a_program_causes_is_no_fault_of_the_machine(code: int) -> None:
         (173, "", "xid-unlisted"),
     ],
 )
-def test_of_some_the_rest_of_the_line_decides(code: int, rest: str, expected: str) -> None:
+def test_the_rest_of_the_line_decides_for_some_xids(code: int, rest: str, expected: str) -> None:
     assert xid_of(code, rest).code == expected
 
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_still_works_in_part_is_a_fault_that_a_test_confirms(code: in
 
 
 @pytest.mark.parametrize(("earlier", "owner"), [(31, Owner.CODE), (48, Owner.MACHINE), (109, Owner.UNKNOWN)])
-def test_xid_45_has_the_owner_of_the_xid_that_it_names_as_its_cause(earlier: int, owner: Owner) -> None:
+def test_xid_45_has_the_owner_of_the_xid_that_caused_it(earlier: int, owner: Owner) -> None:
     line = f"NVRM: Xid (PCI:0000:05:00): 45, pid=4242, name=python, Ch 00000010 caused by previous Xid {earlier}"
     assert classify_end("", line, None).owner is owner
     assert xid_of(45, line).verdict is Health.UNKNOWN

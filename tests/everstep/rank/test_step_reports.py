@@ -42,7 +42,7 @@ def test_a_reader_sees_what_the_writer_reported(tmp_path: Path) -> None:
     assert math.isnan(seen.newest.grad_norm)
 
 
-def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) -> None:
+def test_the_time_of_the_last_step_is_known_with_and_without_reports(tmp_path: Path) -> None:
     writer = fresh(tmp_path)
     assert writer.snapshot().stepped_ns == 0
     before = time.time_ns()
@@ -56,7 +56,7 @@ def test_when_it_stepped_last_is_known_with_reports_and_without(tmp_path: Path) 
     assert newest and writer.snapshot().stepped_ns == newest.time_ns >= optimizer
 
 
-def test_an_agent_asks_a_rank_to_wait_and_sees_whether_it_does(tmp_path: Path) -> None:
+def test_an_agent_asks_a_rank_to_wait_and_reads_the_answer(tmp_path: Path) -> None:
     rank = fresh(tmp_path)
     agent = ReportFile.open(tmp_path / "report")
     assert agent.alignment() == Alignment(), "no step is requested from the rank yet"
@@ -103,7 +103,7 @@ def test_a_reader_gets_every_record_once_and_in_order_unless_lapped(capacity: in
             read += len(records)
 
 
-def test_the_writer_survives_a_dead_reader_and_a_restarted_writer_goes_on(tmp_path: Path) -> None:
+def test_the_writer_survives_a_dead_reader_and_a_restarted_writer_continues(tmp_path: Path) -> None:
     writer = fresh(tmp_path)
     reader = "import sys; from pathlib import Path; from everstep.rank.step_reports import ReportFile; "
     reader += "print(ReportFile.open(Path(sys.argv[1])).snapshot().published); import os; os.kill(os.getpid(), 9)"
@@ -116,7 +116,7 @@ def test_the_writer_survives_a_dead_reader_and_a_restarted_writer_goes_on(tmp_pa
     assert [record.step for record in writer.records(0)[1]] == [0, 1, 2, 3]
 
 
-def test_without_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

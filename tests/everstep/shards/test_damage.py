@@ -56,7 +56,7 @@ def test_a_slot_that_is_overwritten_meanwhile_never_becomes_a_file(slot: Slot, t
     assert names(tmp_path) == []
 
 
-def test_a_slot_that_holds_another_step_now_is_named(slot: Slot, tmp_path: Path) -> None:
+def test_a_slot_that_was_overwritten_with_another_step_is_refused(slot: Slot, tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="state after step 7 was overwritten"):
         write_shard(
             step_folder(tmp_path, "job", 7),
@@ -143,7 +143,7 @@ def test_a_damaged_manifest_gives_a_reason(tmp_path_factory: pytest.TempPathFact
         {"generation": -1},
     ],
 )
-def test_a_manifest_that_was_made_up_is_a_damaged_copy(slot: Slot, tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_forged_manifest_is_a_damaged_copy(slot: Slot, tmp_path: Path, change: dict[str, object]) -> None:
     made_up = slot.write(tmp_path).model_copy(update=change)
     path = step_folder(tmp_path, "job", 7) / "rank-0.json"
     path.write_text(made_up.to_json())
@@ -151,7 +151,7 @@ def test_a_manifest_that_was_made_up_is_a_damaged_copy(slot: Slot, tmp_path: Pat
         restore_shard(path.parent, 0, SlotFile(tmp_path / "again", slots=2))
 
 
-def test_what_is_missing_is_named(slot: Slot, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(slot: Slot, tmp_path: Path) -> None:
     assert held_on_disk(tmp_path, "other") == []
     slot.write(tmp_path)
     folder = step_folder(tmp_path, "job", 7)
@@ -167,7 +167,7 @@ def test_what_is_missing_is_named(slot: Slot, tmp_path: Path) -> None:
         restore_shard(folder, 0, SlotFile(tmp_path / "again"))
 
 
-def test_a_label_of_another_step_is_found(slot: Slot, tmp_path: Path) -> None:
+def test_a_folder_with_the_label_of_another_step_is_found(slot: Slot, tmp_path: Path) -> None:
     slot.write(tmp_path)
     step_folder(tmp_path, "job", 7).rename(step_folder(tmp_path, "job", 8))
     (found,) = held_on_disk(tmp_path, "job")
@@ -189,7 +189,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("reserves", [True, False])
-def test_a_full_disk_is_an_error_with_numbers_and_leaves_nothing(
+def test_a_full_disk_is_an_error_and_leaves_no_file(
     slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserves: bool
 ) -> None:
     def cannot(*_: object) -> None:
@@ -209,7 +209,7 @@ def test_a_full_disk_is_an_error_with_numbers_and_leaves_nothing(
     assert names(tmp_path) == ["rank-0.json", "rank-0.safetensors"]
 
 
-def test_a_kill_in_the_middle_leaves_no_copy_and_the_next_write_clears_up(slot: Slot, tmp_path: Path) -> None:
+def test_a_kill_during_a_write_leaves_no_copy_and_the_next_write_removes_the_rest(slot: Slot, tmp_path: Path) -> None:
     def die(_: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -225,7 +225,7 @@ def test_a_kill_in_the_middle_leaves_no_copy_and_the_next_write_clears_up(slot: 
     assert names(tmp_path) == ["rank-0.json", "rank-0.safetensors"]
 
 
-def test_giving_up_leaves_nothing(slot: Slot, tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_no_file(slot: Slot, tmp_path: Path) -> None:
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -234,7 +234,7 @@ def test_giving_up_leaves_nothing(slot: Slot, tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_an_older_manifest_never_stands_beside_a_newer_file(
+def test_an_older_manifest_never_exists_beside_a_newer_file(
     slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slot.write(tmp_path)
@@ -252,7 +252,7 @@ def test_an_older_manifest_never_stands_beside_a_newer_file(
     assert "rank-0.json cannot be read" in found.reason
 
 
-def test_what_another_rank_gives_is_verified(tmp_path: Path) -> None:
+def test_tensors_from_another_rank_are_verified(tmp_path: Path) -> None:
     slot = rank_of_a_group(tmp_path / "a", 1)
     manifest = slot.write(tmp_path)
     again = SlotFile(tmp_path / "again", slots=2)
@@ -278,7 +278,7 @@ def test_what_another_rank_gives_is_verified(tmp_path: Path) -> None:
         lambda spec: spec._replace(global_shape=(4, 4), offsets=(0,)),
     ],
 )
-def test_a_table_that_makes_no_sense_is_refused(tmp_path: Path, change: Callable[[TensorSpec], TensorSpec]) -> None:
+def test_an_invalid_table_of_tensors_is_refused(tmp_path: Path, change: Callable[[TensorSpec], TensorSpec]) -> None:
     good = Slot(tmp_path / "good", STATE)
     specs, tree = split(good.structure)
     specs[0] = change(specs[0])

@@ -31,7 +31,7 @@ def here(root: Path) -> list[str]:
     going=st.sets(st.sampled_from(range(10, 80, 10))),
     others=st.integers(0, 2),
 )
-def test_what_is_whole_is_found_and_what_is_to_go_goes(
+def test_complete_steps_are_found_and_given_steps_are_deleted(
     tmp_path_factory: pytest.TempPathFactory,
     slots: dict[int, Slot],
     written: list[set[int]],
@@ -52,7 +52,7 @@ def test_what_is_whole_is_found_and_what_is_to_go_goes(
     assert after == {(s, rank) for rank, steps in enumerate(written) for s in steps if s not in deleted}
 
 
-def test_damaged_steps_are_not_whole(slots: dict[int, Slot], tmp_path: Path) -> None:
+def test_damaged_steps_are_not_complete(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20, 30):
         slots[step].write(tmp_path)
     os.truncate(step_folder(tmp_path, "job", 30) / "rank-0.safetensors", 10)
@@ -60,7 +60,7 @@ def test_damaged_steps_are_not_whole(slots: dict[int, Slot], tmp_path: Path) -> 
     assert complete_steps(tmp_path, "job", []) == []
 
 
-def test_ranks_of_an_older_run_that_live_on_cost_the_newer_one_no_step(slots: dict[int, Slot], tmp_path: Path) -> None:
+def test_surviving_ranks_of_an_older_run_delete_no_step_of_a_newer_run(slots: dict[int, Slot], tmp_path: Path) -> None:
     older, newer = "20261121-1", "20261121-2"
     for step in (10, 20):
         slots[step].write(tmp_path, run=newer)
@@ -82,13 +82,13 @@ def test_a_deletion_that_was_cut_short_is_ended_by_the_next(slots: dict[int, Slo
     assert here(tmp_path) == ["step-000000020"]
 
 
-def test_nothing_is_there_to_prune_or_set_aside(tmp_path: Path) -> None:
+def test_missing_folders_are_no_error(tmp_path: Path) -> None:
     assert prune(tmp_path, "job", [10]) == []
     assert complete_steps(tmp_path, "job", [0]) == []
     assert set_aside(tmp_path, "job", 0, 1) == []
 
 
-def test_an_abandoned_future_is_renamed_and_pruned_too(slots: dict[int, Slot], tmp_path: Path) -> None:
+def test_abandoned_steps_are_renamed_and_later_deleted(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
         slots[step].write(tmp_path)  # the writer is generation 3
     assert set_aside(tmp_path, "job", 10, 4, keep=2) == [20, 30, 40]
@@ -99,8 +99,8 @@ def test_an_abandoned_future_is_renamed_and_pruned_too(slots: dict[int, Slot], t
     assert [one.completed_steps for one in held_on_disk(tmp_path, "job")] == [10]
 
 
-def test_what_the_generation_itself_wrote_stays(slots: dict[int, Slot], tmp_path: Path) -> None:
-    """A restarted agent, or a late agent that shares the disk, repeats the setting aside."""
+def test_steps_that_the_generation_itself_wrote_stay(slots: dict[int, Slot], tmp_path: Path) -> None:
+    """A restarted agent, or a late agent on the same disk, sets the steps aside again."""
     for step in (10, 20):
         slots[step].write(tmp_path)  # the writer is generation 3
     assert set_aside(tmp_path, "job", 10, 3) == []
@@ -117,7 +117,7 @@ def test_setting_the_same_step_aside_again_replaces_it(slots: dict[int, Slot], t
 def test_a_slower_machine_on_the_same_disk_deletes_nothing(
     slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent listed the folder before a faster agent set it aside."""
+    """An agent listed the steps before a faster agent set one of them aside."""
     slots[20].write(tmp_path)
     listed = step_folders(tmp_path, "job")
     read = folders.manifests(listed[20])
@@ -130,7 +130,7 @@ def test_a_slower_machine_on_the_same_disk_deletes_nothing(
     assert (tmp_path / "job" / "abandoned-g4-step-000000020" / "rank-0.json").exists()
 
 
-def test_what_cannot_be_set_aside_is_named(
+def test_a_step_that_cannot_be_set_aside_is_named(
     slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots[20].write(tmp_path)
@@ -143,7 +143,7 @@ def test_what_cannot_be_set_aside_is_named(
         set_aside(tmp_path, "job", 10, 4)
 
 
-def test_other_folders_are_left_alone(slots: dict[int, Slot], tmp_path: Path) -> None:
+def test_other_folders_are_not_changed(slots: dict[int, Slot], tmp_path: Path) -> None:
     for step in (10, 20):
         slots[step].write(tmp_path)
     (tmp_path / "job" / "step-final").mkdir()

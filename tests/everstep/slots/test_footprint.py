@@ -15,7 +15,7 @@ GB = 10**9
 
 @settings(max_examples=20)
 @given(size=st.integers(0, 5_000_000), slots=st.integers(2, 4))
-def test_a_file_takes_what_was_foretold(size: int, slots: int) -> None:
+def test_a_file_has_the_estimated_size(size: int, slots: int) -> None:
     with shm_folder() as folder:
         file = SlotFile(folder / "c", slots=slots)
         file.begin(b"", size)
@@ -24,7 +24,7 @@ def test_a_file_takes_what_was_foretold(size: int, slots: int) -> None:
         file.close()
 
 
-def test_backups_come_on_top() -> None:
+def test_backups_need_additional_memory() -> None:
     need = footprint(GB, 4, 3, 2)
     assert need.own > 12 * GB and need.backups > 8 * GB
     assert need.total == need.own + need.backups
@@ -34,7 +34,7 @@ def test_backups_come_on_top() -> None:
 @given(
     state=st.integers(0, 1 << 40), ranks=st.integers(1, 16), shm=st.integers(0, 1 << 46), memory=st.integers(0, 1 << 46)
 )
-def test_it_is_refused_exactly_when_it_does_not_fit(state: int, ranks: int, shm: int, memory: int) -> None:
+def test_a_footprint_is_refused_only_if_it_does_not_fit(state: int, ranks: int, shm: int, memory: int) -> None:
     need = footprint(state, ranks, 3, 2)
     assert bool(refusal(need, shm, memory, "m0")) == (need.total > min(shm, memory))
 
@@ -52,7 +52,7 @@ def test_it_is_refused_exactly_when_it_does_not_fit(state: int, ranks: int, shm:
         ),
     ],
 )
-def test_a_refusal_has_all_numbers_and_says_what_helps(shm: int, memory: int, says: str, advises: str) -> None:
+def test_a_refusal_has_all_numbers_and_names_remedies(shm: int, memory: int, says: str, advises: str) -> None:
     text = refusal(footprint(GB, 4, 3, 2), shm, memory, "machine m2")
     assert "on machine m2: 4 ranks with 1.00 GB of state each and 3 slots and 2 for a backup need 20.31 GB" in text
     assert "(12.19 GB for its own, 8.13 GB for backups)" in text

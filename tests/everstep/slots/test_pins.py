@@ -14,7 +14,7 @@ from tests.everstep.slots.saved import save, valid_steps
 from tests.shm import shm_folder
 
 
-def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
+def test_a_pinned_step_is_kept_until_it_is_unpinned(folder: Path) -> None:
     file = SlotFile(folder / "c", slots=3)
     for step in (1, 2, 3):
         save(file, step)
@@ -31,7 +31,7 @@ def test_a_pinned_step_is_spared_until_it_is_let_go(folder: Path) -> None:
     reader.close()
 
 
-def test_when_all_others_are_pinned_the_least_reason_gives_way(folder: Path) -> None:
+def test_if_all_other_slots_are_pinned_the_weakest_pin_is_overwritten(folder: Path) -> None:
     file = SlotFile(folder / "c", slots=3)
     for step in (1, 2, 3):
         save(file, step)
@@ -83,8 +83,10 @@ def test_pins_outlive_growth_and_the_rank(folder: Path) -> None:
     slots=st.integers(2, 5),
     events=st.lists(st.none() | st.tuples(st.sampled_from(list(Pin)), st.integers(0, 4)), max_size=40),
 )
-def test_whatever_is_pinned_the_newest_stays_and_saves_go_on(slots: int, events: list[tuple[Pin, int] | None]) -> None:
-    """The event None is a save. Another event pins the step so many steps before the newest; 0 removes the pin."""
+def test_saves_continue_and_the_newest_step_stays_with_any_pins(
+    slots: int, events: list[tuple[Pin, int] | None]
+) -> None:
+    """The event None is a save. An event (pin, n) pins the step that is n before the newest; n = 0 removes the pin."""
     with shm_folder() as folder:
         file, step = SlotFile(folder / "c", slots=slots), 1
         pins: dict[Pin, int] = {}

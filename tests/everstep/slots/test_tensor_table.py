@@ -30,7 +30,7 @@ specs = st.builds(
 
 
 @given(st.lists(specs, max_size=5), st.binary(max_size=50))
-def test_what_is_packed_is_read_again(table: list[TensorSpec], tree: bytes) -> None:
+def test_a_packed_table_is_read_back(table: list[TensorSpec], tree: bytes) -> None:
     assert split(pack_table(table) + tree) == (table, tree)
 
 
@@ -63,12 +63,12 @@ def test_fields_of_a_later_release_are_ignored() -> None:
     "structure",
     [b"", b"\x01", bytes([9, 0, 0, 0, 0, 0, 0, 0]) + b"{}", (2).to_bytes(8, "little") + b"{}", b"\xff" * 40],
 )
-def test_a_damaged_table_is_named(structure: bytes) -> None:
+def test_a_damaged_table_is_refused(structure: bytes) -> None:
     with pytest.raises(CorruptCheckpoint, match="a checkpoint's table of tensors cannot be read"):
         split(structure)
 
 
-def test_it_needs_no_torch() -> None:
+def test_the_module_needs_no_torch() -> None:
     code = "import everstep.slots.tensor_table, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -32,7 +32,7 @@ def packed(files: dict[str, tuple[str, bytes]], *, reverse: bool = False) -> tup
 
 
 @given(FILES)
-def test_whoever_packs_the_same_files_gets_the_same_digest_and_unpacks_them_again(
+def test_equal_files_have_equal_digests_and_are_unpacked_unchanged(
     files: dict[str, tuple[str, bytes]],
 ) -> None:
     archive, digest = packed(files)
@@ -49,7 +49,7 @@ def test_whoever_packs_the_same_files_gets_the_same_digest_and_unpacks_them_agai
 
 
 @given(FILES, st.data())
-def test_every_change_of_a_byte_a_mode_or_a_name_changes_the_digest(
+def test_a_change_of_a_byte_a_mode_or_a_name_changes_the_digest(
     files: dict[str, tuple[str, bytes]], data: st.DataObject
 ) -> None:
     digest = packed(files)[1]
@@ -71,13 +71,13 @@ def test_every_change_of_a_byte_a_mode_or_a_name_changes_the_digest(
         assert packed(rest | {name: (kind, contents[:at] + other_byte + contents[at + 1 :])})[1] != digest
 
 
-def test_the_digest_is_what_the_module_says() -> None:
+def test_the_digest_is_computed_as_documented() -> None:
     contents = hashlib.sha256(b"print()\n").hexdigest()
     said = hashlib.sha256(f"x {contents} a/run.py\0f {contents} b.py\0".encode()).hexdigest()
     assert packed({"b.py": ("f", b"print()\n"), "a/run.py": ("x", b"print()\n")})[1] == said
 
 
-def test_files_links_and_modes_come_out_as_they_were_packed(tmp_path: Path) -> None:
+def test_files_links_and_modes_are_unpacked_unchanged(tmp_path: Path) -> None:
     output = io.BytesIO()
     with Packer(output) as packer:
         held = [
@@ -95,7 +95,7 @@ def test_files_links_and_modes_come_out_as_they_were_packed(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "code").stat().st_mode) == 0o700
 
 
-def test_another_snapshot_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_snapshot_with_another_digest_is_refused(tmp_path: Path) -> None:
     archive, digest = packed({"job.py": ("f", b"1")})
     with pytest.raises(DamagedCode, match=f"and not {'0' * 12}"):
         unpack(io.BytesIO(archive), tmp_path / "code", "0" * 64)
@@ -151,7 +151,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.T
         ([entry("job.py"), entry("job.py")], "twice"),
     ],
 )
-def test_what_no_snapshot_holds_is_refused(entries: list[tarfile.TarInfo], said: str, tmp_path: Path) -> None:
+def test_entries_that_no_snapshot_has_are_refused(entries: list[tarfile.TarInfo], said: str, tmp_path: Path) -> None:
     with pytest.raises(DamagedCode, match=said):
         unpack(tarred(*((one, b"") for one in entries)), tmp_path / "code", "0" * 64)
     assert [path.name for path in tmp_path.rglob("*")] in (["code"], ["code", "job.py"])
@@ -164,7 +164,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         unpack(through, tmp_path / "code", "0" * 64)
 
 
-def test_more_than_a_snapshot_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     archive, _ = packed({f"{n}.py": ("f", b"0" * 50) for n in range(6)})
     monkeypatch.setattr(code_archive, "MAX_FILES", 5)
     with pytest.raises(DamagedCode, match="more than 5 files"):
@@ -179,7 +179,7 @@ def test_more_than_a_snapshot_may_be_is_refused(monkeypatch: pytest.MonkeyPatch)
         read_archive(io.BytesIO(archive))
 
 
-def test_what_unpacks_to_far_too_much_is_left_early() -> None:
+def test_an_archive_that_unpacks_to_far_too_much_is_abandoned_early() -> None:
     archive, _ = packed({"job.py": ("f", b"1")})
     zeros = gzip.compress(bytes(16 << 20), 1)  # zeros are allowed at the end of an archive
     source = io.BytesIO(archive + zeros * 60)
@@ -201,5 +201,5 @@ def test_what_unpacks_to_far_too_much_is_left_early() -> None:
         ("a", "..b", False),
     ],
 )
-def test_links_that_leave(path: str, target: str, out: bool) -> None:
+def test_a_link_may_not_leave_the_snapshot(path: str, target: str, out: bool) -> None:
     assert leaves(path, target) is out

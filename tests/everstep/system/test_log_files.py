@@ -12,7 +12,7 @@ from everstep.errors import ConfigError
 from everstep.system.log_files import log_files, pieces
 
 
-def test_a_folder_stands_for_all_files_in_it_and_nothing_is_read_twice(tmp_path: Path) -> None:
+def test_a_folder_means_all_its_files_and_no_file_is_read_twice(tmp_path: Path) -> None:
     (tmp_path / "attempt_0/3").mkdir(parents=True)
     for name in ("a.log", "attempt_0/3/stderr.log"):
         (tmp_path / name).write_text("x\n")
@@ -22,7 +22,7 @@ def test_a_folder_stands_for_all_files_in_it_and_nothing_is_read_twice(tmp_path:
     assert [str(Path(name).relative_to(tmp_path)) for name in found] == ["a.log", "attempt_0/3/stderr.log"]
 
 
-def test_a_packed_log_is_known_by_its_first_bytes_and_a_broken_one_ends_early(tmp_path: Path) -> None:
+def test_a_compressed_log_is_recognized_and_a_truncated_one_ends_early(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(gzip.compress(b"step 1\n" * 99))
     assert b"".join(pieces(str(log))) == b"step 1\n" * 99
@@ -32,7 +32,7 @@ def test_a_packed_log_is_known_by_its_first_bytes_and_a_broken_one_ends_early(tm
     assert b"".join(pieces(str(log))) == b""
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file or folder"):
         log_files([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -40,7 +40,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_that_nobody_writes_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_with_a_remedy(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a pipe")
     (tmp_path / "link").symlink_to("a pipe")
     for name in ("a pipe", "link"):
@@ -50,7 +50,7 @@ def test_a_pipe_that_nobody_writes_is_refused_and_says_what_to_do(tmp_path: Path
         log_files(["/dev/zero"])
 
 
-def test_what_a_shell_has_opened_is_read(tmp_path: Path) -> None:
+def test_a_file_descriptor_of_the_shell_is_read(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"step 1\n")
     os.close(write)

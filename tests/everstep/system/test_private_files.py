@@ -17,7 +17,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_is_missing_is_made_for_its_user_only(tmp_path: Path) -> None:
+def test_missing_folders_are_created_for_their_user_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         made = private.make_folder(tmp_path / "a" / "b")
@@ -27,7 +27,7 @@ def test_what_is_missing_is_made_for_its_user_only(tmp_path: Path) -> None:
     assert private.make_folder(made) == made
 
 
-def test_a_folder_that_others_can_read_is_closed(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_read_is_made_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert mode(private.make_folder(tmp_path)) == 0o700
 
@@ -61,7 +61,7 @@ def test_a_parent_of_another_group_is_refused(tmp_path: Path) -> None:
         private.make_folder(tmp_path / "above" / "own")
 
 
-def test_a_link_is_followed_only_above_and_only_when_it_is_ours(tmp_path: Path) -> None:
+def test_only_our_own_links_are_followed_and_only_above_the_folder(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match="is a link"):
@@ -77,13 +77,13 @@ def test_a_link_is_followed_only_above_and_only_when_it_is_ours(tmp_path: Path) 
         private.make_folder(tmp_path / "link" / "own")
 
 
-def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is not a folder"):
         private.make_folder(tmp_path / "file")
 
 
-def test_a_tree_is_closed_and_searched_for_what_was_planted(tmp_path: Path) -> None:
+def test_a_tree_is_made_private_and_searched_for_planted_files(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "one").mkdir(parents=True)
     (tmp_path / "jobs" / "one").chmod(0o755)
     (tmp_path / "elsewhere").symlink_to("/")
@@ -97,7 +97,7 @@ def test_a_tree_is_closed_and_searched_for_what_was_planted(tmp_path: Path) -> N
         private.check_tree(tmp_path)
 
 
-def test_what_programs_made_is_closed_and_may_have_links_but_nothing_of_others(tmp_path: Path) -> None:
+def test_files_of_programs_may_have_links_but_no_other_owner(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package").chmod(0o777)
     (tmp_path / "now").symlink_to("package")
@@ -109,7 +109,7 @@ def test_what_programs_made_is_closed_and_may_have_links_but_nothing_of_others(t
         private.check_tree(tmp_path, by_programs=True)
 
 
-def test_a_replaced_file_is_whole_private_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_a_file_is_replaced_privately_without_following_links(tmp_path: Path) -> None:
     path, victim = tmp_path / "file", tmp_path / "victim"
     victim.write_text("precious")
     path.symlink_to(victim)

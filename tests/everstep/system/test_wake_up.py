@@ -30,10 +30,10 @@ def test_a_ring_ends_one_wait_in_another_thread_or_the_next_one(silent: int) -> 
     assert wake_up.wait(silent, 600)
 
 
-def test_once_it_is_closed_a_ring_writes_nowhere() -> None:
+def test_after_a_close_a_ring_writes_nothing() -> None:
     wake_up = WakeUp()
     wake_up.close()
-    others = os.eventfd(0, os.EFD_NONBLOCK)  # it has the number of the closed descriptor
+    others = os.eventfd(0, os.EFD_NONBLOCK)  # this descriptor has the number of the closed one
 
     wake_up.ring()
     wake_up.close()
@@ -42,7 +42,7 @@ def test_once_it_is_closed_a_ring_writes_nowhere() -> None:
         os.eventfd_read(others)
 
 
-def test_it_is_not_closed_while_it_is_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_waits_for_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     wake_up, write = WakeUp(), os.eventfd_write
     closing = threading.Thread(target=wake_up.close)
 

@@ -162,7 +162,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def test_every_kind_of_value_comes_back(shm: Path) -> None:
+def test_every_kind_of_value_is_restored(shm: Path) -> None:
     checkpoint = Checkpoint({"a": Holder(tree()), "b": Holder([1])}, SlotFile(shm / "c"))
     checkpoint.save(3)
     fresh = Holder(None)
@@ -173,7 +173,7 @@ def test_every_kind_of_value_comes_back(shm: Path) -> None:
     assert {key: type(value) for key, value in fresh.tree.items()} == kinds
 
 
-def test_a_state_that_grows_or_changes_is_saved_all_the_same(shm: Path) -> None:
+def test_a_state_that_grows_or_changes_can_be_saved(shm: Path) -> None:
     holder = Holder({})
     checkpoint = Checkpoint({"a": holder}, SlotFile(shm / "c"))
     for step, value in enumerate([torch.ones(2), torch.ones(300_000), [torch.ones(3), "x" * 200_000], torch.ones(2)]):
@@ -239,7 +239,7 @@ class Keeping(nn.Linear):
         self.extra = state["extra"]
 
 
-def test_nobody_is_given_the_memory_of_the_slot(shm: Path) -> None:
+def test_restored_tensors_do_not_share_memory_with_the_slot(shm: Path) -> None:
     model, holder = Keeping(3, 2), Holder({"a": torch.ones(5), "b": [torch.arange(4)], "c": torch.ones(3, 2).T})
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     model(torch.ones(1, 3)).sum().backward()
@@ -270,7 +270,7 @@ class Observer(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *more)
 
 
-def test_a_part_of_a_model_that_keeps_what_it_loads_does_not_get_the_slot(shm: Path) -> None:
+def test_a_module_that_keeps_a_loaded_tensor_gets_a_copy(shm: Path) -> None:
     model = nn.Sequential(Observer(), nn.ReLU())
     Checkpoint({"model": model}, SlotFile(shm / "c")).save(1)
     before = (shm / "c").read_bytes()
@@ -286,7 +286,7 @@ def exchange(_: Any, state_dict: Any, prefix: str, *more: Any) -> None:
     state_dict[one], state_dict[other] = state_dict[other], state_dict[one]
 
 
-def test_a_model_that_is_saved_under_other_names_is_given_what_it_saved(shm: Path) -> None:
+def test_a_model_that_exchanges_names_on_save_and_load_is_restored(shm: Path) -> None:
     model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model._register_state_dict_hook(exchange)
     model.register_load_state_dict_pre_hook(exchange)
@@ -298,7 +298,7 @@ def test_a_model_that_is_saved_under_other_names_is_given_what_it_saved(shm: Pat
 
 
 @pytest.mark.parametrize("change", [{"nbytes": 1 << 50}, {"nbytes": 40}, {"offset": 1 << 40}, {"offset": -64}])
-def test_a_damaged_table_reaches_nothing_but_the_slot(shm: Path, change: dict[str, Any]) -> None:
+def test_a_damaged_table_reads_nothing_outside_the_slot(shm: Path, change: dict[str, Any]) -> None:
     model = nn.Linear(3, 3, bias=False)
     good = encode({"model": model.state_dict(), "everstep.step": 1})
     bad = pack_table([good.layout.specs[0]._replace(**change), *good.layout.specs[1:]])
@@ -311,7 +311,7 @@ def test_a_damaged_table_reaches_nothing_but_the_slot(shm: Path, change: dict[st
 
 @pytest.mark.parametrize("order", [("model", "optimizer"), ("optimizer", "model")])
 @pytest.mark.parametrize("part", range(8))
-def test_damage_anywhere_is_named_before_the_state_is_used(shm: Path, part: int, order: tuple[str, str]) -> None:
+def test_any_damage_is_found_before_the_state_is_used(shm: Path, part: int, order: tuple[str, str]) -> None:
     model = nn.Linear(50, 50)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 50)).sum().backward()
@@ -336,7 +336,7 @@ class Custom:
 @pytest.mark.parametrize(
     "value", [Custom(), print, Custom, lambda: 0, numpy.array(["text"]), torch.empty(1, device="meta")]
 )
-def test_what_cannot_be_saved_is_refused_by_name(shm: Path, value: Any) -> None:
+def test_a_value_that_cannot_be_saved_is_refused(shm: Path, value: Any) -> None:
     checkpoint = Checkpoint({"a": Holder(1)}, SlotFile(shm / "c"))
     checkpoint.save(1)
     with pytest.raises(CheckpointError, match="a state dict has"):
@@ -344,14 +344,14 @@ def test_what_cannot_be_saved_is_refused_by_name(shm: Path, value: Any) -> None:
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1]
 
 
-def test_the_table_says_which_chunk_a_dtensor_is(mesh: DeviceMesh) -> None:
+def test_the_table_has_the_chunk_of_a_dtensor(mesh: DeviceMesh) -> None:
     weight = distribute_tensor(torch.randn(6, 4), mesh, [Shard(0), Replicate()])
     spec = split(encode({"model": {"weight": weight}}).structure)[0][0]
     assert (spec.name, spec.shape, spec.global_shape, spec.offsets) == ("model.weight", (6, 4), (6, 4), (0, 0))
     assert (spec.replica, spec.group) == (False, None)
 
 
-def test_a_step_inside_that_is_not_the_label_is_refused(shm: Path) -> None:
+def test_a_state_of_another_step_than_its_label_is_refused(shm: Path) -> None:
     file = SlotFile(shm / "c")
     Checkpoint({"a": Holder(1)}, file).save(4)
     payload = file.load(4)
@@ -363,7 +363,7 @@ def test_a_step_inside_that_is_not_the_label_is_refused(shm: Path) -> None:
         Checkpoint({"a": Holder(0)}, mislabelled).restore(5)
 
 
-def test_a_damaged_slot_and_other_names_and_shapes_are_explained(shm: Path) -> None:
+def test_damage_and_different_names_or_shapes_are_explained(shm: Path) -> None:
     path = shm / "c"
     Checkpoint({"model": nn.Linear(2, 3)}, SlotFile(path)).save(4)
     with pytest.raises(CheckpointError, match="the checkpoint has model, but the script names net"):

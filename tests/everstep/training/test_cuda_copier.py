@@ -26,7 +26,7 @@ def cuda() -> RecordingCuda:
     return RecordingCuda()
 
 
-def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: RecordingCuda) -> None:
+def test_copies_wait_for_the_step_and_later_work_waits_for_the_copies(cuda: RecordingCuda) -> None:
     encoded = encode({"a": torch.arange(5.0), "b": torch.ones(3, 4).T})
     room = ctypes.create_string_buffer(encoded.layout.total_bytes)
     copier = DeviceCopier(cuda, GPU)
@@ -38,7 +38,7 @@ def test_copies_come_after_the_step_and_before_what_holds_for_them(cuda: Recordi
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
 
 
-def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) -> None:
+def test_a_piece_is_pinned_once_and_again_after_it_grew(cuda: RecordingCuda) -> None:
     memory = PinnedMemory(cuda, GPU)
     memory.pin(64, 1000)
     memory.pin(4096, 1000)
@@ -51,7 +51,7 @@ def test_a_piece_is_pinned_once_and_anew_when_it_has_grown(cuda: RecordingCuda) 
     assert cuda.log == ["pin", "pin", "unpin", "pin", "unpin", "unpin"]
 
 
-def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
+def test_memory_that_cannot_be_pinned_leads_to_a_warning(cuda: RecordingCuda) -> None:
     cuda.refuses = 2
     memory = PinnedMemory(cuda, GPU)
     with pytest.warns(RuntimeWarning, match=r"cannot pin 3 MB of the checkpoint file \(error 2\)"):
@@ -63,7 +63,7 @@ def test_memory_that_cannot_be_pinned_is_warned_of(cuda: RecordingCuda) -> None:
     cuda.launch()  # the failed pinning left no error in this thread
 
 
-def test_what_pinning_raises_is_raised_where_it_was_asked_for(cuda: RecordingCuda) -> None:
+def test_an_error_of_pinning_is_raised_in_the_caller(cuda: RecordingCuda) -> None:
     def unknown(device: torch.device) -> None:
         raise RuntimeError(f"no {device}")
 
@@ -83,8 +83,8 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     model(torch.randn(4, 30_000)).sum().backward()
     checkpoint.save(1)
     checkpoint.wait()
-    # First come buffers and generators, for which the next forward pass waits. Then the thread copies the rest, for
-    # which the optimizer's step waits.
+    # Buffers and generators are copied first, and the next forward pass waits for these copies. Then the thread copies
+    # the rest, and the optimizer's step waits for that.
     start = ["side waits for main", "copy on side", "main waits for side"]
     end = ["copy on side", "host waits for side"]
     assert cuda.log == [*start, "pin", *end]
@@ -96,7 +96,7 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     cuda.calls.clear()
     checkpoint.save(3)  # the optimizer's state is new, so the larger file is elsewhere in memory
     checkpoint.wait()
-    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # of both slots that were used
+    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both used slots are unpinned
     checkpoint.close()
     assert cuda.log[-1] == "unpin" and not cuda.registered
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

@@ -14,7 +14,7 @@ from everstep.training.digest import digest_of
 STATE: dict[Any, Any] = {"a": torch.arange(6.0).reshape(2, 3), "b": [1, 2.5, None, "x"], 7: numpy.arange(3)}
 
 
-def test_equal_states_have_the_same_one_whatever_the_order_of_their_keys() -> None:
+def test_equal_states_have_equal_digests_in_any_order_of_keys() -> None:
     again = {key: STATE[key] for key in reversed(list(STATE))}
     strided = again | {"a": torch.arange(6.0).reshape(2, 3).t().contiguous().t()}
     assert digest_of(STATE) == digest_of(again) == digest_of(strided)
@@ -35,18 +35,18 @@ def test_equal_states_have_the_same_one_whatever_the_order_of_their_keys() -> No
         {8: 0},
     ],
 )
-def test_any_difference_gives_another_one(change: dict[Any, Any]) -> None:
+def test_any_difference_changes_the_digest(change: dict[Any, Any]) -> None:
     assert digest_of(STATE | change) != digest_of(STATE)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint8])
-def test_all_kinds_of_numbers_are_taken(kind: torch.dtype) -> None:
+def test_all_types_of_numbers_have_digests(kind: torch.dtype) -> None:
     assert digest_of(torch.ones(3, dtype=kind)) != digest_of(torch.zeros(3, dtype=kind))
     assert digest_of(torch.ones((), dtype=kind)) != digest_of(torch.ones(1, dtype=kind))
     assert digest_of(torch.empty(0, dtype=kind)) == digest_of(torch.empty(0, dtype=kind))
 
 
-def test_a_checkpoint_has_the_one_of_what_it_was_given() -> None:
+def test_a_checkpoint_has_the_digest_of_its_state() -> None:
     model = torch.nn.Linear(2, 2)
     checkpoint = Checkpoint({"model": model}, None)
     before = checkpoint.digest()

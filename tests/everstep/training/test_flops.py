@@ -27,18 +27,18 @@ from tests.everstep.training.conftest import StartRank
         ("", 0.0),
     ],
 )
-def test_the_peak_of_a_gpu_is_known_by_its_name_or_not_at_all(name: str, peak: float) -> None:
+def test_the_peak_of_a_gpu_follows_from_its_name(name: str, peak: float) -> None:
     assert peak_of(name) == peak
 
 
-def test_without_a_figure_it_is_6_for_each_parameter_and_says_so(start_rank: StartRank) -> None:
+def test_without_a_given_figure_it_is_derived_as_6_for_each_parameter(start_rank: StartRank) -> None:
     agent = start_rank()
     model = torch.nn.Linear(3, 4)
     everstep.join().checkpoint(model=model, again=model, optimizer=torch.optim.SGD(model.parameters()))
     assert agent.snapshot().flops == Flops(6.0 * 16, 0.0, derived=True)
 
 
-def test_what_is_given_counts(start_rank: StartRank) -> None:
+def test_given_figures_are_used(start_rank: StartRank) -> None:
     agent = start_rank()
     everstep.join(flops_per_token=7e9, peak_flops=1e12).checkpoint(model=torch.nn.Linear(3, 4))
     assert agent.snapshot().flops == Flops(7e9, 1e12, derived=False)
@@ -50,7 +50,7 @@ def test_without_models_nothing_is_known(start_rank: StartRank) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_figure_that_cannot_be_is_refused(start_rank: StartRank, value: float) -> None:
+def test_an_impossible_figure_is_refused(start_rank: StartRank, value: float) -> None:
     start_rank()
     with pytest.raises(ConfigError, match="must be above 0"):
         everstep.join(flops_per_token=value)

@@ -29,7 +29,7 @@ from everstep.training.memory_check import check_room, estimated_bytes
         (torch.optim.Rprop, {}),
     ],
 )
-def test_the_size_of_a_state_is_foretold(kind: Any, options: dict[str, Any]) -> None:
+def test_the_size_of_a_state_is_estimated(kind: Any, options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100), nn.Linear(100, 10).bfloat16())
     model[2].weight.requires_grad_(False)
     optimizer = kind(model.parameters(), lr=0.1, **options)
@@ -43,7 +43,7 @@ def test_the_size_of_a_state_is_foretold(kind: Any, options: dict[str, Any]) -> 
     assert abs(estimated_bytes([model, optimizer]) - real) < 64
 
 
-def test_an_optimizer_that_is_not_known_counts_as_it_is() -> None:
+def test_an_unknown_optimizer_counts_with_its_present_state() -> None:
     class Own(torch.optim.Optimizer):
         pass
 
@@ -52,7 +52,7 @@ def test_an_optimizer_that_is_not_known_counts_as_it_is() -> None:
     assert estimated_bytes([type("Mine", (torch.optim.AdamW,), {})(model.parameters())]) == 2 * (40_000 + 448)
 
 
-def test_files_of_the_job_count_as_room(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_files_of_the_job_count_as_available(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "free", lambda _: 1_000_000)
     model = nn.Linear(1000, 100)
     file = SlotFile(shm / "checkpoint-0")

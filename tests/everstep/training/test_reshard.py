@@ -125,7 +125,7 @@ def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], n
             assert found["steps"].item() == 3.0
 
 
-def test_meshes_of_some_ranks_stay_apart(tmp_path: Path) -> None:
+def test_tensors_on_meshes_of_different_ranks_are_kept_apart(tmp_path: Path) -> None:
     """Each pipeline stage has tensors with the same names, which it shards over its own data-parallel group."""
     stages = [whole_tensor(stage, (12,), torch.float32) for stage in range(2)]
 
@@ -169,7 +169,7 @@ def seeded(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_no_two_ranks_draw_the_same_numbers_unless_they_did(tmp_path: Path, alike: bool) -> None:
+def test_ranks_draw_equal_random_numbers_only_if_they_did_before(tmp_path: Path, alike: bool) -> None:
     states = [seeded(1 if alike else rank) for rank in range(2)]
     folder = save_all(tmp_path, wide(2), {"dp": 2}, lambda rank, _: {"everstep.rng": states[rank]})
     found = []
@@ -213,7 +213,7 @@ def test_a_flipped_bit_is_never_restored(tmp_path: Path, where: str) -> None:
             read(folder, 1, wide(2), mesh)
 
 
-def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path, 3)
     (folder / "rank-1.json").rename(folder / "kept.json")
     message = refused(folder)
@@ -244,13 +244,13 @@ def test_a_hole_between_chunks_is_found(tmp_path: Path) -> None:
     assert "does not have all of the tensor model.w" in refused(folder)
 
 
-def test_what_is_no_folder_of_a_step_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder_of_a_step_is_refused(tmp_path: Path) -> None:
     assert "is not a folder of a checkpoint" in refused(tmp_path)
     (tmp_path / "step-000000001").mkdir()
     assert "has no checkpoint" in refused(tmp_path / "step-000000001")
 
 
-def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     def plain(rank: int, _: DeviceMesh) -> Tree:
         return {"model": {"w": torch.full((3,), float(rank))}}
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     assert "model.stage0 is not in the states of all ranks" in refused(folder)
 
 
-def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> None:
+def test_placements_that_cannot_be_changed_are_named(tmp_path: Path) -> None:
     def summed(_: int, mesh: DeviceMesh) -> Tree:
         return {"model": {"w": DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False)}}
 
@@ -303,7 +303,7 @@ def test_placements_that_other_sizes_do_not_have_are_named(tmp_path: Path) -> No
         ("4,1,pp=1,dp=4,tp=1", "4,1,pp=1,dp=2,tp=2", False),
     ],
 )
-def test_a_rank_takes_over_from_one_at_the_same_place(
+def test_a_rank_reads_the_state_of_an_old_rank_at_the_same_coordinate(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str, alike: bool
 ) -> None:
     """If states differ, each new rank needs an old rank with the same coordinate; otherwise there is an error."""
@@ -323,7 +323,7 @@ def test_a_rank_takes_over_from_one_at_the_same_place(
             assert before.topology.group(source, kind).index(source) == place
 
 
-def test_ranks_go_on_with_the_random_numbers_of_one_rank_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_old_ranks_random_numbers_are_continued_by_one_new_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the states of ranks are interchangeable, each old rank's generators are used by only one new rank."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard")
     before.topology = Topology.parse("4,1,dp_replicate=2,dp_shard=2")

@@ -30,7 +30,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 1000)
 
 
-def test_what_was_asked_for_is_there_and_nothing_else() -> None:
+def test_only_the_requested_tensors_are_copied() -> None:
     source = bytearray(index % 251 for index in range(100_000))
     copy = RestoreCopy(memoryview(source), consume)
     tensors = [copy.tensor(spec(*place)) for place in ((5, 3000), (50_000, 1), (70_000, 30_000), (7, 0))]
@@ -47,7 +47,7 @@ def test_what_was_asked_for_is_there_and_nothing_else() -> None:
     assert source[5] == 5
 
 
-def test_it_is_not_finished_before_it_is_verified() -> None:
+def test_a_copy_is_not_finished_before_it_is_verified() -> None:
     go = threading.Event()
 
     def verify(ends: Iterable[int]) -> None:
@@ -80,7 +80,7 @@ def test_a_slot_without_tensors() -> None:
     copy.finish()
 
 
-def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_piece_is_copied_before_it_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(module, "populate", lambda *_: go.wait(30))
     monkeypatch.setattr(module, "LEAST_RUN", 1)
@@ -103,7 +103,7 @@ def test_each_piece_is_there_before_it_may_be_hashed(monkeypatch: pytest.MonkeyP
     assert bytes(made[0].tolist()) == source
 
 
-def test_an_error_of_the_helping_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> bool:
         raise MemoryError("no pages")
 
@@ -116,7 +116,7 @@ def test_an_error_of_the_helping_thread_is_not_lost(monkeypatch: pytest.MonkeyPa
         copy.finish()
 
 
-def test_pages_are_asked_for_where_they_lie_together() -> None:
+def test_adjacent_pages_are_populated_together() -> None:
     memory, at = 1 << 30, (1 << 30) + 500_000
     here = [(0, memory, 100_000), (100_032, memory + 100_032, 100_000), (300_000, memory + 300_000, 100)]
     elsewhere = [(500_000, at + 7, 100_000), (600_000, at + 100_007, 50)]

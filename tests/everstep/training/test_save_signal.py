@@ -24,7 +24,7 @@ def listen(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
-def test_a_ring_is_one_byte(fifo: Path) -> None:
+def test_a_signal_is_one_byte(fifo: Path) -> None:
     reader, signal = listen(fifo), SaveSignal(fifo)
     signal.send()
     signal.send()
@@ -33,7 +33,7 @@ def test_a_ring_is_one_byte(fifo: Path) -> None:
     signal.close()
 
 
-def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
+def test_a_signal_without_a_reader_is_lost_and_later_ones_arrive(fifo: Path) -> None:
     signal = SaveSignal(fifo)
     signal.send()
     reader = listen(fifo)
@@ -48,7 +48,7 @@ def test_nobody_listens_until_somebody_does(fifo: Path) -> None:
     signal.close()
 
 
-def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
+def test_a_full_pipe_does_not_delay_the_sender(fifo: Path) -> None:
     reader, signal = listen(fifo), SaveSignal(fifo)
     for _ in range(70_000):  # a pipe holds only 64 KiB
         signal.send()
@@ -59,7 +59,7 @@ def test_a_full_pipe_does_not_hold_it_up(fifo: Path) -> None:
     signal.close()
 
 
-def test_what_could_not_be_opened_is_not_tried_again_at_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_open_of_the_fifo_is_not_repeated_at_once(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REOPEN_S", 3600.0)
     signal = SaveSignal(fifo)
     signal.send()

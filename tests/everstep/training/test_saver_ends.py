@@ -22,7 +22,7 @@ from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause, Training, same, saved, steps_in, without_ours
 
 
-def test_close_ends_the_thread_unhooks_and_keeps_nothing_alive(make: Callable[..., Checkpoint], shm: Path) -> None:
+def test_a_close_ends_the_thread_and_removes_hooks_and_mappings(make: Callable[..., Checkpoint], shm: Path) -> None:
     from torch.optim import optimizer
 
     before = len(optimizer._global_optimizer_pre_hooks)
@@ -91,7 +91,7 @@ def test_an_exception_ends_the_process_and_the_last_complete_step_is_kept(start_
     assert steps_in(shm / "checkpoint-0") == [1, 2, 3]
 
 
-def test_a_kill_in_the_middle_of_the_copy_costs_no_step_before(start_rank: Any, shm: Path) -> None:
+def test_a_kill_during_a_copy_costs_no_earlier_step(start_rank: Any, shm: Path) -> None:
     start_rank(slots=3)
     plan = shm / "plan.json"
     plan.write_text(json.dumps([{"id": "f", "fault": "kill-during-save", "rank": 0, "at_step": 2, "point": "save"}]))
@@ -109,7 +109,7 @@ def test_a_kill_in_the_middle_of_the_copy_costs_no_step_before(start_rank: Any, 
 
 
 @pytest.mark.parametrize("way", ["raise", "exit", "break", "end"])
-def test_however_a_loop_ends_the_last_complete_step_is_kept(start_rank: Any, shm: Path, way: str) -> None:
+def test_the_last_complete_step_is_kept_however_the_loop_ends(start_rank: Any, shm: Path, way: str) -> None:
     start_rank(slots=3)
     run, training = everstep.join(), Training()
     with contextlib.suppress(IndexError, SystemExit):
@@ -126,7 +126,7 @@ def test_however_a_loop_ends_the_last_complete_step_is_kept(start_rank: Any, shm
     run.finish()
 
 
-def test_two_slots_and_the_switch_turn_the_overlap_off(start_rank: Any, shm: Path, monkeypatch: Any) -> None:
+def test_with_two_slots_or_the_switch_off_saves_do_not_overlap(start_rank: Any, shm: Path, monkeypatch: Any) -> None:
     for slots, switch, expected in ((2, "1", True), (3, "0", True), (3, "1", False)):
         monkeypatch.setenv(environment.CHECKPOINT_OVERLAP, switch)
         start_rank(slots=slots)

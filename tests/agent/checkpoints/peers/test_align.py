@@ -31,7 +31,7 @@ def test_only_a_coming_step_is_adopted() -> None:
         assert rank.backup_named == adopted
 
 
-def test_what_is_whole_without_a_rank_is_not_for_it() -> None:
+def test_a_complete_step_does_not_count_for_a_rank_that_was_not_aligned_on_it() -> None:
     rank = state(own_step=9, backup_step=5)
     apply(rank, align(10, whole=3))
     apply(rank, align(10, whole=3))
@@ -42,7 +42,7 @@ def test_what_is_whole_without_a_rank_is_not_for_it() -> None:
     assert (rank.backup_named, rank.backup_whole) == (20, 10)
 
 
-def test_what_is_backed_up_is_kept_until_it_is_settled() -> None:
+def test_a_backed_up_named_step_is_kept_until_it_is_settled() -> None:
     rank = state(own_step=12, backup_step=10, backup_named=10, backup_whole=4)
     apply(rank, align(20, whole=4, settled=9))
     apply(rank, align(0, settled=9))
@@ -51,7 +51,7 @@ def test_what_is_backed_up_is_kept_until_it_is_settled() -> None:
     assert (rank.backup_named, rank.backup_whole, pending(rank)) == (20, 10, 20)
 
 
-def test_what_is_not_backed_up_yet_gives_way_to_a_later_name_only() -> None:
+def test_a_named_step_without_a_backup_is_replaced_only_by_a_later_one() -> None:
     rank = state(own_step=12, backup_step=10, backup_named=20)
     apply(rank, align(15, settled=14))
     assert rank.backup_named == 20
@@ -64,7 +64,7 @@ def test_what_is_not_backed_up_yet_gives_way_to_a_later_name_only() -> None:
 
 
 @pytest.mark.parametrize(("fields", "freed"), [({}, True), ({"backup_whole": 4}, False), ({"backup_step": 25}, False)])
-def test_a_name_that_a_job_does_not_come_to_is_given_up_where_nothing_is_kept_for_it(
+def test_a_named_step_that_was_not_reached_is_given_up_unless_something_is_kept(
     fields: dict[str, int], freed: bool
 ) -> None:
     rank = state(**({"own_step": 12, "backup_step": 10, "backup_named": 25} | fields))
@@ -72,7 +72,7 @@ def test_a_name_that_a_job_does_not_come_to_is_given_up_where_nothing_is_kept_fo
     assert (rank.backup_named == 0) is freed
 
 
-def test_calm_is_who_backs_up_named_steps_in_time() -> None:
+def test_a_rank_that_backs_up_named_steps_in_time_is_calm() -> None:
     rank = state(own_step=10, backup_step=5, backup_named=10)
     kept(rank, 10, every=1)
     assert rank.backup_calm == 1
@@ -85,7 +85,7 @@ def test_calm_is_who_backs_up_named_steps_in_time() -> None:
 
 
 @pytest.mark.parametrize("sent", [-1, 10])
-def test_an_agent_that_was_restarted_knows_from_its_pins_what_it_promised(sent: int) -> None:
+def test_a_restarted_agent_restores_its_named_steps_from_the_pins(sent: int) -> None:
     for before in (state(backup_named=20), state(backup_named=20, backup_whole=10)):
         after = state()
         remember(after, dict(pins(before, 20, sent)))
@@ -96,7 +96,7 @@ def test_an_agent_that_was_restarted_knows_from_its_pins_what_it_promised(sent: 
     assert (after.backup_named, after.backup_whole, after.backup_step) == (0, 0, sent)
 
 
-def test_who_lost_a_named_step_says_so() -> None:
+def test_a_rank_that_lost_the_named_step_reports_it() -> None:
     rank = state(own_step=21, backup_step=10, backup_named=20)
     lost(rank, 19)
     assert rank.backup_named == 20
@@ -117,7 +117,7 @@ SLOWNESS = st.lists(st.integers(1, 90), min_size=2, max_size=4)
     delay=st.integers(0, 20),
     seed=st.integers(0, 2**32),
 )
-def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
+def test_any_machine_may_be_lost_at_any_time_after_a_step_is_complete(
     slow: list[int], pace: int, watchers: int, loss: float, delay: int, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -151,7 +151,7 @@ def test_once_a_step_is_whole_any_machine_may_be_lost_at_any_moment(
     loss=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32),
 )
-def test_a_job_that_stands_still_is_backed_up_wherever_it_stopped(
+def test_a_job_that_hangs_at_any_step_is_backed_up(
     slow: list[int], pace: int, watchers: int, begins: int, restarted: bool, loss: float, seed: int
 ) -> None:
     """For example, an evaluation hangs, and then a machine is lost."""
@@ -182,7 +182,7 @@ def test_a_machine_that_lags_aligns_the_others_with_it() -> None:
     assert not any(map(alone.survives, alone.steps()))
 
 
-def test_machines_that_keep_up_are_left_alone() -> None:
+def test_machines_that_keep_up_are_not_aligned() -> None:
     job = Job([lambda: 1, lambda: 1, lambda: 2], pace=4)
     job.run(300)
     assert job.whole == 0
@@ -201,7 +201,7 @@ def test_three_slots_do_not_suffice(slots: int) -> None:
 
 
 @pytest.mark.parametrize("delay", [10, 15, 30])
-def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
+def test_named_steps_are_further_ahead_if_messages_take_long(delay: int) -> None:
     """Each message takes ``delay`` units. If the lead were constant, every named step would be past on arrival."""
     job = Job([lambda: 1, lambda: 1, lambda: 40], pace=2)
     job.delay = delay
@@ -223,7 +223,7 @@ def test_names_lie_further_ahead_where_messages_take_long(delay: int) -> None:
     loss=st.sampled_from([0.0, 0.2]),
     seed=st.integers(0, 2**32),
 )
-def test_the_law_holds_where_ranks_drift_apart(
+def test_the_law_holds_if_ranks_drift_apart(
     slow: list[int], slower: list[int], pace: int, meets: int, watchers: int, loss: float, seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -44,7 +44,7 @@ def asks(peer: Side) -> bool:
         return "gone" in wire.receive()
 
 
-def test_hundreds_of_idle_connections_from_one_address_keep_nobody_out() -> None:
+def test_hundreds_of_idle_connections_do_not_block_clients_with_a_token() -> None:
     threads = threading.active_count()
     with side() as peer, contextlib.ExitStack() as stack:
         for number in range(400):
@@ -54,7 +54,7 @@ def test_hundreds_of_idle_connections_from_one_address_keep_nobody_out() -> None
         assert threading.active_count() < threads + 20, "a connection without a token has no thread"
 
 
-def test_the_oldest_of_an_address_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_connection_of_an_address_is_closed_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "MOST_FROM_ONE", 3)
     monkeypatch.setattr(handshake, "GREET_S", 3600.0)
     with side() as peer, contextlib.ExitStack() as stack:
@@ -66,7 +66,7 @@ def test_the_oldest_of_an_address_makes_room_for_the_next(monkeypatch: pytest.Mo
         assert asks(peer)
 
 
-def test_the_address_that_has_most_makes_room_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_too_many_connections_the_address_with_the_most_loses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "MOST_UNPROVEN", 4)
     monkeypatch.setattr(handshake, "GREET_S", 3600.0)
     with side() as peer, contextlib.ExitStack() as stack:
@@ -79,7 +79,7 @@ def test_the_address_that_has_most_makes_room_when_there_are_too_many(monkeypatc
         assert is_open(another)
 
 
-def test_who_proves_nothing_in_time_is_turned_away_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_client_without_a_token_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "GREET_S", 0.5)
     with side() as peer, idle(peer) as waiting, contextlib.closing(peer.connect()) as wire:
         wire.send(Request(file="own", rank=0, step=1).model_dump())
@@ -90,7 +90,7 @@ def test_who_proves_nothing_in_time_is_turned_away_and_others_are_not(monkeypatc
         assert "gone" in wire.receive(), "a client that has shown a token is not timed out"
 
 
-def test_a_wrong_token_and_a_long_message_are_turned_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_or_a_too_long_message_closes_the_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "GREET_S", 3600.0)
     with side() as peer:
         wire = connect(HOST, peer.port.port, JOB, b"x" * 32)
@@ -112,7 +112,7 @@ def test_a_greeting_may_come_byte_by_byte() -> None:
         assert "gone" in wire.receive()
 
 
-def test_the_port_that_closes_turns_away_who_waits() -> None:
+def test_a_closing_port_closes_idle_connections() -> None:
     with side() as peer, idle(peer) as waiting:
         peer.port.close()
         waiting.settimeout(30)
@@ -121,7 +121,7 @@ def test_the_port_that_closes_turns_away_who_waits() -> None:
             socket.create_connection((HOST, peer.port.port))
 
 
-def test_one_machine_is_one_address_however_many_it_takes() -> None:
+def test_all_addresses_of_a_machine_count_as_one() -> None:
     assert origin("10.0.0.1") == "10.0.0.1"
     assert origin("::ffff:10.0.0.1") == "10.0.0.1"
     assert origin("2001:db8::1") == origin("2001:db8::ffff:1") != origin("2001:db8:0:1::1")

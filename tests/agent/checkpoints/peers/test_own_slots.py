@@ -55,7 +55,7 @@ def rank() -> Iterator[Rank]:
     shm.rmdir()
 
 
-def test_a_named_step_stays_until_the_next_one_is_whole(rank: Rank) -> None:
+def test_a_named_step_stays_until_the_next_one_is_complete(rank: Rank) -> None:
     rank.save(1, 5)
     assert rank.align(10).backup_named == 10
     rank.save(6, 30)
@@ -72,7 +72,7 @@ def test_a_named_step_stays_until_the_next_one_is_whole(rank: Rank) -> None:
     assert rank.held() == [67, 68, 69, 70]
 
 
-def test_an_agent_that_is_restarted_keeps_what_was_promised(rank: Rank) -> None:
+def test_a_restarted_agent_keeps_the_named_steps(rank: Rank) -> None:
     rank.save(1, 5)
     rank.align(10)
     rank.save(6, 12)
@@ -87,7 +87,7 @@ def test_an_agent_that_is_restarted_keeps_what_was_promised(rank: Rank) -> None:
     assert state.backup_none
 
 
-def test_who_passed_a_name_before_it_was_reserved_says_so(rank: Rank) -> None:
+def test_a_rank_that_passed_a_named_step_before_it_was_pinned_reports_it(rank: Rank) -> None:
     rank.save(1, 5)
     rank.own_slots.align(0, pb.AlignBackupsRequest(named=7))
     rank.file.forget(7)

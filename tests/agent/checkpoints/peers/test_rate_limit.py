@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def test_no_limit_never_waits() -> None:
+def test_without_a_limit_nothing_waits() -> None:
     limiter = Limiter(0.0)
     assert limiter.delay(1 << 40) == 0
     assert limiter.piece(1 << 22) == 1 << 22
@@ -26,7 +26,7 @@ def test_no_limit_never_waits() -> None:
     st.floats(1e4, 1e9),
     st.lists(st.tuples(st.integers(1, 1 << 22), st.floats(0, 2)), min_size=1, max_size=50),
 )
-def test_no_more_than_the_rate_goes_out_in_any_stretch(rate: float, sends: list[tuple[int, float]]) -> None:
+def test_the_rate_is_not_exceeded_in_any_period(rate: float, sends: list[tuple[int, float]]) -> None:
     clock = Clock()
     limiter = Limiter(rate, clock)
     log = []

@@ -74,7 +74,7 @@ def wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def test_every_step_of_who_saves_slowly_is_backed_up(mine: Mine) -> None:
+def test_every_step_is_backed_up_if_the_rank_saves_slowly(mine: Mine) -> None:
     for step in range(1, 6):
         mine.save(step)
         wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
@@ -102,7 +102,7 @@ def test_only_every_nth_step() -> None:
         mine.close()
 
 
-def test_the_named_step_takes_the_place_of_a_later_one_and_not_of_what_is_whole(mine: Mine) -> None:
+def test_a_named_step_replaces_a_later_backup_but_not_the_complete_step(mine: Mine) -> None:
     for step in (4, 6):
         mine.save(step)
         wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
@@ -122,7 +122,7 @@ def test_the_named_step_takes_the_place_of_a_later_one_and_not_of_what_is_whole(
     assert mine.peer.steps(0) == [7, 8]
 
 
-def test_ranks_with_the_same_peer_are_sent_alike() -> None:
+def test_all_ranks_with_the_same_peer_are_backed_up() -> None:
     with side() as here, side() as peer:
         mine = Mine(here, peer, ranks=(0, 1, 2))
         for step in (1, 2):
@@ -146,7 +146,7 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
     assert mine.state().backup_problem == ""
 
 
-def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_reported_and_backups_continue(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_sender, "FIRST_RETRY_S", 0.05)
     mine.failure = ZeroDivisionError("nobody thought of it")
     mine.save(1)
@@ -156,7 +156,7 @@ def test_what_nobody_thought_of_is_told_and_backups_go_on(mine: Mine, monkeypatc
     assert mine.state().backup_problem == ""
 
 
-def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_not_pinned_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept() -> int:
         return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]
 
@@ -174,7 +174,7 @@ def test_a_slot_is_not_spared_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPat
     wait(lambda: kept() == 2, "the next one is")
 
 
-def test_a_peer_that_was_restarted_costs_no_complaint(mine: Mine) -> None:
+def test_a_restarted_peer_is_not_reported_as_a_problem(mine: Mine) -> None:
     mine.save(1)
     wait(lambda: mine.state().backup_step == 1, "step 1")
     for connection in list(mine.peer.port._connections):
@@ -206,7 +206,7 @@ def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> 
     assert mine.peer.steps(0) == [2]
 
 
-def test_what_the_peer_has_already_is_not_sent_again() -> None:
+def test_a_step_that_the_peer_has_is_not_sent_again() -> None:
     with side() as here, side() as peer:
         first = Mine(here, peer)
         first.save(4)
@@ -219,7 +219,7 @@ def test_what_the_peer_has_already_is_not_sent_again() -> None:
         again.close()
 
 
-def test_a_rate_holds_the_sender_back_and_not_the_rank() -> None:
+def test_a_rate_limit_slows_the_sender_but_not_the_rank() -> None:
     with side() as here, side() as peer:
         mine = Mine(here, peer, backup_rate_mb_s=0.2, backup_chunk_mb=0.01)
         with contextlib.closing(SlotFile(here.shm / "checkpoint-0", slots=3, generation=1)) as file:

@@ -1,4 +1,4 @@
-"""A model of a job in simulated time, whose machines have disks of different speed. Only the rules are the real code.
+"""A model of a job in simulated time, whose machines have disks of different speeds. Only the rules are real code.
 
 One unit of time is a tenth of a second. Each machine has one rank.
 """
@@ -26,8 +26,8 @@ UNIT_NS = 10**8
 TICK = 5
 """The interval, in units, at which watchers look and agents report."""
 MOST_ON_DISK = 5
-"""The most steps on a disk besides the newest ``disk_keep``: the settled step, the promised step, two open steps, and
-one that is being written."""
+"""The largest number of steps on a disk besides the newest ``disk_keep`` steps: the settled step, the promised step,
+two open steps, and a step that is being written."""
 
 
 class Machine:
@@ -42,7 +42,7 @@ class Machine:
         self.policy, self.world = policy, world
         self.shm = shm / f"m{rank}"
         self.offset_ns = offset_ns
-        """The error of its clock."""
+        """The error of the machine's clock."""
         self.memory: list[int] = []
         self.disk: set[int] = set()
         self.saved_at: dict[int, int] = {}
@@ -192,7 +192,7 @@ class Job:
 
     @property
     def settled(self) -> int:
-        """The newest step of which any machine has heard that all machines keep it."""
+        """The newest step that some machine knows as settled, which means that all machines keep it."""
         return max(machine.saved.of(machine.rank).disk_settled for machine in self.machines)
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ def test_machines_with_disks_of_different_speed_keep_a_common_step(slow: int) ->
         assert max(lags) <= 6 * slow + 20
 
 
-def test_the_copies_of_equal_disks_need_no_more_room(tmp_path: Path) -> None:
+def test_equal_disks_need_no_more_copies(tmp_path: Path) -> None:
     with job([always(4)] * 3) as one:
         for _ in range(100):
             one.run(10)
@@ -65,7 +65,7 @@ def test_the_copies_of_equal_disks_need_no_more_room(tmp_path: Path) -> None:
     by_time=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_a_step_that_all_have_on_disk_goes_only_when_there_is_a_later_one(
+def test_a_common_step_on_disk_is_deleted_only_after_a_later_one(
     slow: list[int], pace: int, watchers: int, loss: float, delay: int, keep: int, by_time: bool, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -107,9 +107,7 @@ def test_a_step_that_all_have_on_disk_goes_only_when_there_is_a_later_one(
     which=st.integers(0, 2),
     slow=st.lists(st.integers(1, 100), min_size=3, max_size=3),
 )
-def test_a_clock_that_is_off_changes_nothing(
-    policy: CheckpointPolicy, offset_s: int, which: int, slow: list[int]
-) -> None:
+def test_a_wrong_clock_changes_nothing(policy: CheckpointPolicy, offset_s: int, which: int, slow: list[int]) -> None:
     told = []
     for offset_ns in (0, offset_s * 10**9):
         offsets = [0, 0, 0]
@@ -123,7 +121,7 @@ def test_a_clock_that_is_off_changes_nothing(
     assert policy is BY_STEPS or told[0][0]
 
 
-def test_disks_that_never_meet_by_number_are_asked_for_a_step() -> None:
+def test_a_step_is_requested_from_disks_that_never_write_the_same_step() -> None:
     """One disk gets only multiples of 40. The other disk, whose speed changes from step to step, gets none of these."""
 
     def takes() -> int:

@@ -33,7 +33,7 @@ def pinned(machine: Machine, rank: int) -> int:
     return pins_of(machine.ranks[rank].path.read_bytes()[:4096])[Pin.DISK]
 
 
-def test_due_steps_of_all_ranks_are_written_and_the_last_are_kept(machine_of: Callable[..., Machine]) -> None:
+def test_due_steps_are_written_and_the_newest_steps_are_kept(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     for step in range(1, 46):
@@ -49,7 +49,7 @@ def test_due_steps_of_all_ranks_are_written_and_the_last_are_kept(machine_of: Ca
         assert one.saved_ns > 0
 
 
-def test_what_is_on_disk_comes_back_bit_for_bit(machine_of: Callable[..., Machine]) -> None:
+def test_a_step_on_disk_is_restored_bit_for_bit(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     machine.save(9, 10)
@@ -71,7 +71,7 @@ def test_a_step_is_written_when_the_last_rank_reaches_it(machine_of: Callable[..
     machine.on_disk(10)
 
 
-def test_a_pinned_slot_is_spared_while_it_is_written(machine_of: Callable[..., Machine]) -> None:
+def test_a_slot_stays_pinned_while_it_is_written_to_disk(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     machine.save(10, ranks=(0,))
@@ -89,7 +89,7 @@ def test_a_pinned_slot_is_spared_while_it_is_written(machine_of: Callable[..., M
     assert machine.steps() == {0: [10, 20], 1: [10, 20]}
 
 
-def test_a_persist_writes_what_is_held_or_comes_and_says_what_is_gone(machine_of: Callable[..., Machine]) -> None:
+def test_a_requested_step_is_written_or_reported_as_gone(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_every_steps=0)
     machine.launch()
     machine.save(1, 2, 3)
@@ -105,7 +105,7 @@ def test_a_persist_writes_what_is_held_or_comes_and_says_what_is_gone(machine_of
     assert machine.steps() == {0: [3, 6], 1: [3, 6]}
 
 
-def test_a_rank_that_lost_the_step_costs_the_step_and_nothing_else(machine_of: Callable[..., Machine]) -> None:
+def test_if_a_rank_lost_the_due_step_only_this_step_is_missing(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     machine.save(10, ranks=(0,))
@@ -135,7 +135,7 @@ def test_nothing_is_written_after_stop(machine_of: Callable[..., Machine]) -> No
     assert 20 not in machine.steps().get(0, [])
 
 
-def test_later_steps_are_set_aside_by_a_launch_and_kept(machine_of: Callable[..., Machine]) -> None:
+def test_a_launch_renames_later_steps_and_keeps_them(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_keep=3)
     machine.launch()
     for step in (10, 20, 30):
@@ -155,7 +155,7 @@ def test_later_steps_are_set_aside_by_a_launch_and_kept(machine_of: Callable[...
     assert [(one.completed_steps, one.generation) for one in machine.held() if one.rank == 0] == [(10, 1), (20, 2)]
 
 
-def test_a_launch_that_is_repeated_sets_nothing_aside(machine_of: Callable[..., Machine]) -> None:
+def test_a_repeated_launch_renames_nothing(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     machine.save(10)
@@ -164,7 +164,7 @@ def test_a_launch_that_is_repeated_sets_nothing_aside(machine_of: Callable[..., 
     assert machine.steps() == {0: [10], 1: [10]}
 
 
-def test_an_earlier_run_of_the_name_is_not_taken_for_this_one(machine_of: Callable[..., Machine]) -> None:
+def test_steps_of_an_earlier_run_of_the_name_are_not_used(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of()
     machine.launch()
     machine.save(10)
@@ -180,7 +180,7 @@ def test_an_earlier_run_of_the_name_is_not_taken_for_this_one(machine_of: Callab
     assert len(list((machine.place.state_dir / "checkpoints" / JOB).glob("abandoned-g1-*"))) == 1
 
 
-def test_a_restarted_agent_goes_on(machine_of: Callable[..., Machine]) -> None:
+def test_a_restarted_agent_continues(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_path="", disk_keep=1)
     machine.launch()
     machine.save(10)
@@ -227,9 +227,7 @@ def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_
         reader.close()
 
 
-def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
-    machine_of: Callable[..., Machine], tmp_path: Path
-) -> None:
+def test_a_missing_folder_is_named_and_used_once_it_exists(machine_of: Callable[..., Machine], tmp_path: Path) -> None:
     missing = tmp_path / "not-mounted"
     machine = machine_of(disk_path=str(missing))
     machine.launch()
@@ -246,7 +244,7 @@ def test_a_folder_that_does_not_exist_is_named_and_used_once_it_does(
     assert machine.holds(0, 20)
 
 
-def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_of: Callable[..., Machine]) -> None:
+def test_the_newest_step_that_all_machines_have_is_kept(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(world=4)
     machine.launch()
     for step in (10, 20):
@@ -263,7 +261,7 @@ def test_the_last_step_that_is_whole_everywhere_is_kept_while_others_go(machine_
     wait_for(lambda: machine.steps() == {0: [50, 60], 1: [50, 60]}, "and so does that one")
 
 
-def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Machine]) -> None:
+def test_a_slow_disk_gets_fewer_steps_and_this_is_reported(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(disk_every_steps=2)
     machine.launch()
     machine.save(2, 3, 4, 5, 6, 7, ranks=(0,))  # rank 0 is 5 steps ahead when rank 1 saves step 2
@@ -279,7 +277,7 @@ def test_a_slow_disk_gets_fewer_steps_and_says_so(machine_of: Callable[..., Mach
 
 
 @pytest.mark.parametrize(("slots", "both"), [(3, False), (4, True)])
-def test_a_slow_disk_beside_a_slow_backup_gets_its_step(
+def test_a_slow_disk_gets_its_step_although_a_backup_is_slow_too(
     machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, slots: int, both: bool
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
@@ -307,7 +305,7 @@ def test_a_slow_disk_beside_a_slow_backup_gets_its_step(
     machine.on_disk(20)
 
 
-def test_pages_of_the_file_are_given_back(machine_of: Callable[..., Machine]) -> None:
+def test_pages_of_a_written_file_leave_the_page_cache(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(size=80_000_000, ranks=(0,), world=1)
     machine.launch()
     machine.save(10)
@@ -331,7 +329,7 @@ def resident_pages(path: Path) -> int:
         return sum(one & 1 for one in found)
 
 
-def test_a_folder_that_is_not_there_is_unknown_and_not_empty(tmp_path: Path) -> None:
+def test_a_missing_folder_is_unknown_and_not_empty(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     try:
         [told] = [one for one in machine.held(disk_path=f"{tmp_path}/away") if one.completed_steps < 0]

@@ -21,7 +21,7 @@ HEADER = SlotHeader(1, 1, 0, 0, 0, 0)
 
 
 class Tiers:
-    """Notes its calls; ``open`` waits until ``hang`` is set."""
+    """Tiers that note their calls; ``open`` waits until ``hang`` is set."""
 
     def __init__(self) -> None:
         self.hang = threading.Event()
@@ -63,7 +63,7 @@ def until(tiers: Tiers, calls: list[str]) -> None:
         time.sleep(0.005)
 
 
-def test_in_order() -> None:
+def test_calls_are_made_in_order() -> None:
     tiers, saved = Tiers(), SavedStates()
     found = TiersWithTimeout(cast(JobTiers, tiers), saved)
     found.on_saved(0, HEADER)
@@ -76,7 +76,7 @@ def test_in_order() -> None:
     assert saved.of(0).disk_problem == ""
 
 
-def test_what_fails_is_told_and_nothing_is_written() -> None:
+def test_a_failed_open_is_reported_and_nothing_is_written() -> None:
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no such folder")
     found = TiersWithTimeout(cast(JobTiers, tiers), saved)
@@ -87,7 +87,7 @@ def test_what_fails_is_told_and_nothing_is_written() -> None:
     assert saved.of(1).disk_problem == "no such folder"
 
 
-def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_is_reported_and_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers, saved = Tiers(), SavedStates()
     tiers.hang.clear()
@@ -105,7 +105,7 @@ def test_a_disk_that_hangs_is_told_and_opened_late(monkeypatch: pytest.MonkeyPat
     assert tiers.calls == ["open 1", "shut"]
 
 
-def test_what_was_stopped_while_the_disk_hung_does_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_was_stopped_during_the_hang_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
@@ -117,7 +117,7 @@ def test_what_was_stopped_while_the_disk_hung_does_not_stay_open(monkeypatch: py
     until(tiers, ["open 1", "shut"])
 
 
-def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_hang_the_newest_launch_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_with_timeout, "OPEN_S", 0.05)
     tiers = Tiers()
     tiers.hang.clear()
@@ -131,7 +131,7 @@ def test_the_newest_launch_counts_when_the_disk_is_back(monkeypatch: pytest.Monk
     assert tiers.calls[-1] == "shut"
 
 
-def test_what_failed_for_want_of_room_is_opened_once_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_that_failed_for_lack_of_room_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_with_timeout, "AGAIN_S", 0.02)
     tiers, saved = Tiers(), SavedStates()
     tiers.failure = CheckpointError("no room")

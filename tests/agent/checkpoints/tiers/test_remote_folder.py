@@ -56,7 +56,7 @@ def local(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_goes_there_and_back(folder: RemoteFolder, local: Path) -> None:
+def test_a_file_is_stored_read_and_removed(folder: RemoteFolder, local: Path) -> None:
     assert folder.sizes() == {}
     folder.put(local, "step-1/rank-0.safetensors", Gate())
     assert folder.sizes() == {"step-1/rank-0.safetensors": 20_000_000}
@@ -76,7 +76,7 @@ def test_a_file_goes_there_and_back(folder: RemoteFolder, local: Path) -> None:
     assert folder.sizes() == {}
 
 
-def test_a_copy_that_is_given_up_leaves_nothing(folder: RemoteFolder, local: Path, tmp_path: Path) -> None:
+def test_an_interrupted_copy_leaves_nothing(folder: RemoteFolder, local: Path, tmp_path: Path) -> None:
     gate, moved = Gate(), []
 
     def pace(size: int) -> None:
@@ -92,7 +92,7 @@ def test_a_copy_that_is_given_up_leaves_nothing(folder: RemoteFolder, local: Pat
     assert not list(tmp_path.rglob(f"*{PART}"))
 
 
-def test_a_half_file_is_not_shown(tmp_path: Path) -> None:
+def test_a_partial_file_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / f"rank-0.safetensors.abc{PART}").write_bytes(b"half")
     assert RemoteFolder(f"file://{tmp_path}", "gpt").sizes() == {}
@@ -102,12 +102,12 @@ def test_a_half_file_is_not_shown(tmp_path: Path) -> None:
     ("url", "said"),
     [("s3://runs/a", "Install s3fs"), ("gs://runs", "install gcsfs"), ("nonsense://runs", "Give an fsspec URL")],
 )
-def test_what_is_missing_is_named(url: str, said: str) -> None:
+def test_a_missing_driver_is_named(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"remote_url {url} .*{said}"):
         RemoteFolder(url, "gpt")
 
 
-def test_what_cannot_be_read_now_is_not_gone(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_not_reported_as_missing(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register_implementation("bucket", Bucket, clobber=True)
     folder = RemoteFolder("bucket:///runs", "gpt")
     folder.put(local, "step-1/rank-0.json", Gate())
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_now_is_not_gone(local: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_bucket_that_does_not_exist_is_not_an_empty_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_is_not_an_empty_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     register_implementation("bucket", Bucket, clobber=True)
 
     def find(*_: object, **__: object) -> dict[str, object]:
@@ -138,7 +138,7 @@ def test_a_bucket_that_does_not_exist_is_not_an_empty_one(there: bool, monkeypat
             folder.sizes()
 
 
-def test_a_listing_that_a_driver_kept_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_from_a_drivers_cache_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     register_implementation("bucket", Bucket, clobber=True)
     folder, forgotten = RemoteFolder("bucket:///runs", "gpt"), []
     monkeypatch.setattr(Bucket, "invalidate_cache", lambda *_: forgotten.append("all"))

@@ -49,14 +49,14 @@ def aside(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*abandoned*"))
 
 
-def test_files_say_of_which_run_and_sizes_they_are(machine: Machine, url: str) -> None:
+def test_each_file_has_the_run_and_the_sizes_of_its_job(machine: Machine, url: str) -> None:
     found = machine.held(remote_url=url)
     assert {(one.tier, one.run, one.topology) for one in found} == {
         (tier, FIRST, "1,2,1,1,pp-dp-tp") for tier in (DISK, REMOTE)
     }
 
 
-def test_a_clock_that_was_set_back_does_not_make_an_earlier_runs_files_ours(
+def test_files_of_an_earlier_run_are_not_used_after_a_clock_was_set_back(
     machine: Machine, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn_to(machine, SECOND)
@@ -68,7 +68,7 @@ def test_a_clock_that_was_set_back_does_not_make_an_earlier_runs_files_ours(
     assert machine.held(remote_url=url) == []
 
 
-def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
+def test_a_run_keeps_its_own_files_after_a_clock_was_set_forward(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of the tiers is lost, and the agent restarts after its clock was set forward."""
@@ -80,13 +80,13 @@ def test_a_clock_that_was_set_forward_does_not_cost_a_run_its_own_files(
     assert machine.steps() == {0: [10], 1: [10]}
 
 
-def test_the_step_from_which_a_run_starts_stays(machine: Machine) -> None:
+def test_the_step_from_which_a_run_starts_is_kept(machine: Machine) -> None:
     turn_to(machine, SECOND)
     machine.launch(generation=1, resume_step=10)
     assert machine.steps() == {0: [10], 1: [10]}
 
 
-def test_what_a_newer_run_saved_is_neither_listed_nor_renamed_by_an_older_one(machine: Machine, url: str) -> None:
+def test_an_older_run_neither_lists_nor_renames_files_of_a_newer_run(machine: Machine, url: str) -> None:
     turn_to(machine, "20261121-090000.000-cccccccc")
     machine.launch(generation=7)
     machine.tiers.close()
@@ -94,7 +94,7 @@ def test_what_a_newer_run_saved_is_neither_listed_nor_renamed_by_an_older_one(ma
     assert aside(machine.place.state_dir.parent) == []
 
 
-def test_of_two_folders_the_one_with_the_chosen_save_is_read(machine: Machine, tmp_path: Path) -> None:
+def test_the_folder_with_the_chosen_save_is_read(machine: Machine, tmp_path: Path) -> None:
     """The job's ``disk_path`` was changed between the runs, and both runs left a copy of the same step."""
     (chosen,) = (one for one in machine.held() if one.rank == 0)
     elsewhere = tmp_path / "elsewhere"

@@ -24,7 +24,7 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
         machine.close()
 
 
-def test_each_writes_its_own_ranks_and_sees_all(machines: list[Machine]) -> None:
+def test_each_machine_writes_its_own_ranks_and_lists_all_ranks(machines: list[Machine]) -> None:
     for machine in machines:
         machine.launch()
     for step in (10, 20):
@@ -37,7 +37,7 @@ def test_each_writes_its_own_ranks_and_sees_all(machines: list[Machine]) -> None
     assert machines[0].holds(3, 20)
 
 
-def test_nothing_is_deleted_that_the_other_machine_has_no_newer_one_for(machines: list[Machine]) -> None:
+def test_a_step_is_kept_until_the_other_machine_has_a_newer_one(machines: list[Machine]) -> None:
     ahead, behind = machines
     for machine in machines:
         machine.launch()
@@ -56,7 +56,7 @@ def test_nothing_is_deleted_that_the_other_machine_has_no_newer_one_for(machines
     wait_for(lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps go")
 
 
-def test_a_machine_that_was_renamed_does_not_share_its_disk_with_itself(tmp_path: Path) -> None:
+def test_a_renamed_machine_does_not_wait_for_its_old_name(tmp_path: Path) -> None:
     with contextlib.closing(Machine(tmp_path)) as machine:
         machine.launch()
         machine.save(10)
@@ -71,7 +71,7 @@ def test_a_machine_that_was_renamed_does_not_share_its_disk_with_itself(tmp_path
         wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
 
 
-def test_a_launch_sets_later_steps_aside_once_whoever_is_first(machines: list[Machine]) -> None:
+def test_only_the_first_machine_of_a_launch_renames_later_steps(machines: list[Machine]) -> None:
     for machine in machines:
         machine.launch()
     for step in (10, 20):

@@ -11,7 +11,7 @@ def fails() -> str:
     raise PermissionError("not allowed")
 
 
-def test_each_place_answers_for_itself() -> None:
+def test_each_storage_answers_independently() -> None:
     queries, hang = StorageQueries(), threading.Event()
     try:
         found = queries.ask({"c": lambda: str(hang.wait(60)), "b": fails, "a": lambda: "here"}, 0.2)
@@ -23,7 +23,7 @@ def test_each_place_answers_for_itself() -> None:
     assert isinstance(found["c"], NoAnswer) and "no answer for" in str(found["c"])
 
 
-def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> None:
+def test_storage_that_hangs_blocks_one_thread_for_any_number_of_queries() -> None:
     queries, hang, begun = StorageQueries(), threading.Event(), []
 
     def work() -> str:
@@ -41,7 +41,7 @@ def test_a_place_that_hangs_has_one_thread_however_often_it_is_looked_at() -> No
     assert len(begun) == 2
 
 
-def test_many_that_ask_at_once_share_what_began_after_they_asked() -> None:
+def test_simultaneous_callers_share_a_query() -> None:
     queries, go = StorageQueries(), threading.Event()
     found: list[object] = []
     threads = [

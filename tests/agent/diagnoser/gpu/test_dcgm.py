@@ -1,4 +1,4 @@
-"""The diagnostic tests that run ``dcgmi``: here a program that prints recorded output, and sets clocks as EUD does."""
+"""The diagnostic tests that run ``dcgmi``. Here it is a program that prints recorded output and sets clocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dcgmi(folder: Path, output: str, code: int = 0, also: str = "true") -> str:
 
 @pytest.fixture(autouse=True)
 def no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs of this computer are neither seen nor changed: nvidia-smi fails, as without a driver."""
+    """Hide the GPUs of this computer: nvidia-smi fails, as it does without a driver."""
     monkeypatch.setattr(dcgm, "gpus", lambda: 0)
     folder = tmp_path / "no-driver"
     folder.mkdir()
@@ -86,7 +86,7 @@ def test_a_machine_with_gpus_and_without_dcgm_cannot_be_tested(monkeypatch: pyte
         (4, "dcgm-reported", Health.UNKNOWN),
     ],
 )
-def test_severities_decide(tmp_path: Path, severity: int, reason: str, verdict: Health) -> None:
+def test_a_severity_decides_reason_and_verdict(tmp_path: Path, severity: int, reason: str, verdict: Health) -> None:
     found = said_by(dcgmi(tmp_path, report(gpu(0, "Pass"), gpu(3, "Fail", warning(severity))), 205))
 
     [finding] = found.findings
@@ -96,14 +96,14 @@ def test_severities_decide(tmp_path: Path, severity: int, reason: str, verdict: 
     assert (tmp_path / "asked").read_text() == "diag -r 2 -j\n"
 
 
-def test_eud_is_asked_for_by_its_name_and_needs_root(tmp_path: Path) -> None:
+def test_eud_is_requested_by_name_and_needs_root(tmp_path: Path) -> None:
     command = dcgmi(tmp_path, report(gpu(0, "Fail", warning(5, error=90)), name="eud"))
     assert "EUD was not run as root" in unable(EudTest(Bench("m0"), EudTestLimits(command=command)).run())
     assert (tmp_path / "asked").read_text() == "diag -r eud -j\n"
 
 
 @pytest.mark.parametrize("error", [90, 92])
-def test_a_gpu_that_could_not_be_tested_hides_no_fault_of_another(tmp_path: Path, error: int) -> None:
+def test_an_untested_gpu_does_not_hide_the_fault_of_another_gpu(tmp_path: Path, error: int) -> None:
     said = report(gpu(0, "Fail", warning(5, error=error)), gpu(3, "Fail", warning(2, error=95)), name="eud")
     found = said_by(dcgmi(tmp_path, said, 205))
 
@@ -114,9 +114,7 @@ def test_a_gpu_that_could_not_be_tested_hides_no_fault_of_another(tmp_path: Path
     assert found.verdict is Health.FAULTY
 
 
-def test_clocks_that_cannot_be_read_after_a_diagnostic_hide_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_clocks_do_not_hide_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clocks").write_text("1980, 2619\n")
     installed(tmp_path, "nvidia-smi", SMI.replace("{folder}", str(tmp_path)).replace("{restores}", "true"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -126,7 +124,7 @@ def test_clocks_that_cannot_be_read_after_a_diagnostic_hide_no_fault(
     assert found.verdict is Health.FAULTY
 
 
-def test_what_was_skipped_everywhere_was_not_tested(tmp_path: Path) -> None:
+def test_a_machine_is_untested_if_all_tests_are_skipped(tmp_path: Path) -> None:
     found = said_by(dcgmi(tmp_path, report(gpu(0, "Skip"), name="eud")))
     assert "all of its tests were skipped: eud" in unable(found)
 
@@ -170,7 +168,7 @@ async def test_clocks_are_set_back_after_a_diagnostic_that_is_killed(
     diagnoser._process.close()
 
 
-async def test_an_agent_sets_clocks_back_that_the_one_before_could_not(
+async def test_an_agent_sets_clocks_back_that_the_agent_before_it_could_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -198,7 +196,7 @@ def test_clocks_that_a_diagnostic_changed_are_set_back(
     assert (tmp_path / "clocks").read_text() == ("1200, 2619\n" if told else "1980, 2619\n")
 
 
-def test_clocks_are_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_clocks_are_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = SMI.replace("{folder}", str(tmp_path)).replace("{restores}", f'echo "$@" >>{tmp_path}/set')
     installed(tmp_path, "nvidia-smi", smi.replace("*) [", f'-lgc) echo "$@" >>{tmp_path}/set ;;\n*) ['))
     (tmp_path / "clocks").write_text("1980, 2619\n")

@@ -45,7 +45,7 @@ def test_the_same_structure_gives_the_same_bits_in_every_process(forked: Run, st
     assert one.measures["steps"] == 2
 
 
-def test_other_structures_are_other_kinds(forked: Run) -> None:
+def test_machines_with_other_structures_are_of_another_kind(forked: Run) -> None:
     one, two = forked("bitwise", **QUICK), forked("bitwise", **QUICK | {"dp": 1})
     assert one.kind != two.kind
 
@@ -57,7 +57,7 @@ def sound(forked: Run) -> list[DiagnosticResult]:
 
 
 @pytest.mark.parametrize("bad", range(4))
-def test_a_machine_that_computes_one_wrong_bit_is_named_whichever_of_four_it_is(
+def test_each_of_four_machines_is_named_if_it_computes_a_wrong_bit(
     forked: Run, sound: list[DiagnosticResult], bad: int
 ) -> None:
     results = [*sound]
@@ -70,7 +70,7 @@ def test_a_machine_that_computes_one_wrong_bit_is_named_whichever_of_four_it_is(
     assert [one.verdict for one in found.machines].count(Health.HEALTHY) == 3
 
 
-def test_a_wrong_bit_that_comes_and_goes_is_found_by_the_machine_itself(forked: Run) -> None:
+def test_a_machine_finds_its_own_sporadic_wrong_bit(forked: Run) -> None:
     found = forked("bitwise", machine="now and then", **QUICK | {"seconds": 3, "pp": 1})
 
     assert [one.reason for one in found.findings] == [UNSTEADY.code]

@@ -35,7 +35,7 @@ def test_memory_that_works_is_measured() -> None:
     assert found.measures["write_bytes_per_second"] > 0
 
 
-def test_a_stuck_bit_is_found_with_its_place() -> None:
+def test_a_stuck_bit_is_found_with_its_address() -> None:
     found = StuckBit(Bench("m0"), SMALL).run()
 
     assert [one.reason for one in found.findings] == [DAMAGED.code]

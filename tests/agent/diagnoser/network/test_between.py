@@ -48,7 +48,7 @@ def test_two_machines_exchange_bytes(forked: Run, other: Run, test: str, setting
         assert found.kind
 
 
-def test_a_machine_that_nobody_comes_to_gives_up(forked: Run) -> None:
+def test_a_machine_to_which_no_peer_connects_gives_up(forked: Run) -> None:
     peer = {"position": 0, "secret": "known", "host": "", "port": 0}
     nic = forked("nic", peer=peer, deadline_s=1.0)
     gather = forked("all-gather", peer=peer, answer_s=1.0)
@@ -58,7 +58,7 @@ def test_a_machine_that_nobody_comes_to_gives_up(forked: Run) -> None:
     assert nic.verdict is gather.verdict is Health.UNKNOWN
 
 
-def test_a_machine_that_cannot_be_reached_gives_up(forked: Run) -> None:
+def test_a_machine_that_cannot_reach_its_peer_gives_up(forked: Run) -> None:
     peer = {"position": 1, "secret": "known", "host": "127.0.0.1", "port": 1}
     nic = forked("nic", peer=peer, answer_s=1.0)
     gather = forked("all-gather", peer=peer, answer_s=1.0)
@@ -67,11 +67,11 @@ def test_a_machine_that_cannot_be_reached_gives_up(forked: Run) -> None:
     assert [one.reason for one in gather.findings] == ["all-gather-failed"]
 
 
-def test_another_number_of_processes_is_no_fault(forked: Run, other: Run) -> None:
+def test_a_different_number_of_processes_is_no_fault(forked: Run, other: Run) -> None:
     _, found = paired(forked, other, "all-gather", {"ranks": 2}, mb=1, ranks=1, answer_s=3.0)
     assert [one.reason for one in found.findings] == ["test-unable"]
 
 
-def test_somebody_else_is_refused(forked: Run, other: Run) -> None:
+def test_a_peer_with_a_wrong_secret_is_refused(forked: Run, other: Run) -> None:
     waiting, _ = paired(forked, other, "nic", secret="guessed", seconds=0.1)
     assert [one.reason for one in waiting.findings] == ["test-unable"]

@@ -58,7 +58,7 @@ def test_processes_exchange_bytes_and_the_bandwidth_is_measured(forked: Run) -> 
     assert found.kind
 
 
-def test_bytes_that_arrive_changed_are_a_fault_and_a_process_that_dies_is_unknown() -> None:
+def test_changed_bytes_are_a_fault_and_a_dead_process_is_unknown() -> None:
     assert broken(DAMAGE) == "all-to-all-damaged faulty rank 1: 2 numbers differ"
     assert broken("os._exit(3) if rank == 2 else None").startswith("all-to-all-failed unknown rank 2 ended")
 

@@ -101,7 +101,7 @@ def test_healthy(dcgmi: Dcgmi) -> None:
     assert dcgmi.asked == ["health -g 0 -c -j"]
 
 
-def test_incidents_are_findings_of_the_parts_that_other_inspections_name(dcgmi: Dcgmi) -> None:
+def test_incidents_become_findings_about_the_same_parts_as_in_other_inspections(dcgmi: Dcgmi) -> None:
     text = "Row remap failure was detected for GPU 1, and it is out of spares."
     watches = {"Memory system": ("Failure", text), "SM system": ("Failure", "b"), "PCIe system": ("Warning", "c")}
     dcgmi.says(report("Failure", GPU={"1": watches}, Switch={"3": {"NVLINK system": ("Warning", "d")}}))
@@ -121,13 +121,13 @@ def test_incidents_are_findings_of_the_parts_that_other_inspections_name(dcgmi: 
     assert dcgmi.asked.count("discovery -l") == 1, "the PCI addresses are queried once"
 
 
-def test_a_gpu_whose_place_is_not_known_has_dcgms_number(dcgmi: Dcgmi) -> None:
+def test_a_gpu_with_an_unknown_address_has_dcgms_number(dcgmi: Dcgmi) -> None:
     dcgmi.says(report("Warning", GPU={"7": {"Thermal system": ("Warning", "warm")}}))
     (found,) = dcgmi.inspection().inspect().findings
     assert found.item == "GPU 7 of DCGM"
 
 
-def test_watches_are_turned_on_where_none_is(dcgmi: Dcgmi) -> None:
+def test_watches_are_turned_on_if_they_are_off(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_WATCHED, after_watches_are_set=HEALTHY)
     inspection = dcgmi.inspection()
     assert inspection.inspect() == InspectionResult()
@@ -135,7 +135,7 @@ def test_watches_are_turned_on_where_none_is(dcgmi: Dcgmi) -> None:
     assert dcgmi.asked == ["health -g 0 -c -j", "health -g 0 -s a", "health -g 0 -c -j", "health -g 0 -c -j"]
 
 
-def test_watches_that_cannot_or_may_not_be_turned_on_leave_it_untested(dcgmi: Dcgmi) -> None:
+def test_without_watches_the_gpus_are_not_inspected(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_WATCHED)
     with pytest.raises(CannotInspect, match="Health watches not enabled"):
         dcgmi.inspection().inspect()
@@ -145,14 +145,14 @@ def test_watches_that_cannot_or_may_not_be_turned_on_leave_it_untested(dcgmi: Dc
     assert sum("-s a" in asked for asked in dcgmi.asked) == 1
 
 
-def test_without_dcgm_there_is_nothing_to_ask(dcgmi: Dcgmi) -> None:
+def test_without_dcgm_there_is_nothing_to_inspect(dcgmi: Dcgmi) -> None:
     dcgmi.says(NOT_RUNNING)
     assert dcgmi.inspection().inspect() == InspectionResult(note="DCGM does not run")
     dcgmi.limits = DcgmLimits(command="/nowhere/dcgmi")
     assert dcgmi.inspection().inspect() == InspectionResult(note="/nowhere/dcgmi is not installed")
 
 
-def test_one_that_ran_and_does_not_any_more_leaves_it_untested(dcgmi: Dcgmi) -> None:
+def test_if_dcgm_stopped_running_the_gpus_are_not_inspected(dcgmi: Dcgmi) -> None:
     before = dcgmi.inspection()
     before.inspect()
     dcgmi.says(NOT_RUNNING)
@@ -160,14 +160,14 @@ def test_one_that_ran_and_does_not_any_more_leaves_it_untested(dcgmi: Dcgmi) -> 
         dcgmi.inspection(before.kept).inspect()
 
 
-def test_one_that_hangs_is_ended(dcgmi: Dcgmi) -> None:
+def test_a_dcgmi_that_hangs_is_ended(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/bin/sh\nsleep 1000\n")
     dcgmi.limits = dcgmi.limits.model_copy(update={"answer_s": 0.1})
     with pytest.raises(CannotInspect, match=r"dcgmi health -g 0 -c -j did not end within 0\.1 s"):
         dcgmi.inspection().inspect()
 
 
-def test_one_that_cannot_be_run(dcgmi: Dcgmi) -> None:
+def test_a_dcgmi_that_cannot_be_run(dcgmi: Dcgmi) -> None:
     dcgmi.is_program("#!/nowhere/sh\n")
     with pytest.raises(CannotInspect, match="cannot be run"):
         dcgmi.inspection().inspect()
@@ -188,7 +188,7 @@ def test_one_that_cannot_be_run(dcgmi: Dcgmi) -> None:
         '{"body": {"Overall Health": {"value": "Healthy"',
     ],
 )
-def test_what_is_not_understood_is_not_healthy(text: str) -> None:
+def test_output_that_cannot_be_parsed_is_not_healthy(text: str) -> None:
     with pytest.raises(CannotInspect):
         parsed(text)
 

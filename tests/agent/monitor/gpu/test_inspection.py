@@ -92,7 +92,7 @@ HOT: dict[str, Any] = {"temperature_c": 90}
 OK: dict[str, Any] = {}
 
 
-def test_what_is_gone_for_good_counts_no_more_once_somebody_says_so(machine: Machine) -> None:
+def test_a_cleared_finding_about_missing_parts_does_not_come_back(machine: Machine) -> None:
     machine.inspect(OK, {"nvlinks_down": []})
     found = said(machine.inspect({"nvlinks_down": [3]}))
     assert {reason for reason, *_ in found} == {"gpu-count", "gpu-nvlink-down"}
@@ -114,35 +114,35 @@ def test_healthy_gpus(machine: Machine) -> None:
     assert result.facts == {"nvidia driver": "fake", "gpus": "2 Fake H100 80GB HBM3", "gpu power limit": "700 W"}
 
 
-def test_a_lost_gpu_has_the_name_that_it_had(machine: Machine) -> None:
+def test_a_lost_gpu_keeps_its_name(machine: Machine) -> None:
     machine.inspect(OK, OK, OK)
     (found,) = machine.inspect(OK, {"lost": True}, OK)
     assert said([found]) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     assert found.sure
 
 
-def test_a_gpu_that_never_was_seen_well_is_named_by_what_is_left(machine: Machine) -> None:
+def test_a_lost_gpu_that_was_never_readable_gets_the_only_unused_address(machine: Machine) -> None:
     assert said(machine.inspect(OK, {"lost": True}, OK)) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     machine.inspection.kept.clear()
     found = machine.inspect(OK, {"lost": True}, {"lost": True})
     assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "the PCI addresses of two lost GPUs cannot be told apart"
 
 
-def test_lost_gpus_keep_their_names_as_long_as_they_are_lost(machine: Machine) -> None:
+def test_several_lost_gpus_keep_their_names(machine: Machine) -> None:
     machine.inspect(OK, OK, OK)
     for _ in range(3):
         found = machine.inspect(OK, {"lost": True}, {"lost": True})
         assert {one.item for one in found} == {"GPU 0000:02:00", "GPU 0000:03:00"}
 
 
-def test_a_lost_gpu_is_not_given_the_name_of_one_that_is_there(machine: Machine) -> None:
+def test_a_lost_gpu_does_not_get_the_name_of_another_gpu(machine: Machine) -> None:
     """If a GPU is missing, the driver numbers the others again: number 0 now has the address that number 1 had."""
     machine.inspect(OK, OK, OK)
     found = {one.reason: one.item for one in machine.inspect({"missing": True}, OK, {"lost": True})}
     assert found == {"gpu-lost": "GPU 1", "gpu-count": ""}
 
 
-def test_one_that_the_driver_does_not_show_is_missing(machine: Machine) -> None:
+def test_a_gpu_that_the_driver_does_not_list_is_missing(machine: Machine) -> None:
     machine.inspect(OK, OK)
     (found,) = machine.inspect(OK, {"missing": True})
     assert said([found]) == COUNT
@@ -151,14 +151,14 @@ def test_one_that_the_driver_does_not_show_is_missing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("reboot", [False, True])
-def test_one_that_is_no_longer_on_the_bus_is_missing_over_restarts_and_reboots(machine: Machine, reboot: bool) -> None:
+def test_a_gpu_that_left_the_bus_is_missing_also_after_a_restart_or_reboot(machine: Machine, reboot: bool) -> None:
     machine.inspect(OK, OK)
     assert said(machine.inspect(OK)) == COUNT
     machine.restart(reboot=reboot)
     assert said(machine.inspect(OK)) == COUNT
 
 
-def test_how_many_there_should_be_can_be_said(machine: Machine) -> None:
+def test_the_settings_can_give_the_expected_number_of_gpus(machine: Machine) -> None:
     machine.inspect(OK, OK)
     machine.restart(gpus=1)
     assert machine.inspect(OK) == []
@@ -176,7 +176,7 @@ def test_a_memory_error_counts_until_the_gpu_is_reset(machine: Machine) -> None:
     assert machine.inspect({"ecc_uncorrected": 0}) == []
 
 
-def test_a_memory_error_while_no_agent_lived_is_found_and_a_reboot_is_no_error(machine: Machine) -> None:
+def test_a_memory_error_between_two_agents_is_found_unless_the_machine_rebooted(machine: Machine) -> None:
     machine.inspect({"ecc_uncorrected": 2})
     machine.restart()
     assert len(machine.inspect({"ecc_uncorrected": 4})) == 1
@@ -190,7 +190,7 @@ def test_nvlinks_are_expected_again_after_a_reboot(machine: Machine) -> None:
     assert said(machine.inspect({"nvlinks_down": [3]})) == {("gpu-nvlink-down", "GPU 0000:01:00", Health.FAULTY)}
 
 
-def test_a_driver_that_is_silent_once_is_unknown_and_twice_a_fault(whole: Machine) -> None:
+def test_a_driver_that_does_not_answer_is_first_unknown_and_then_faulty(whole: Machine) -> None:
     whole.inspect(HOT)
     whole.inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
     found = whole.inspect(HOT, hang_s=1000)
@@ -209,7 +209,7 @@ def test_a_driver_that_is_silent_once_is_unknown_and_twice_a_fault(whole: Machin
     )
 
 
-def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
+def test_an_unkillable_reading_process_is_a_sure_fault_and_is_not_replaced(
     whole: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later agent starts no second process either."""
@@ -238,7 +238,7 @@ def test_one_that_cannot_be_killed_is_sure_and_no_other_is_started_beside_it(
 
 
 @pytest.mark.parametrize("is_ending", [True, False])
-def test_a_driver_that_is_silent_while_ranks_end_is_busy(
+def test_a_driver_that_does_not_answer_while_ranks_end_is_busy(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, is_ending: bool
 ) -> None:
     def silent(self: Direct, answer_s: float, start_s: float) -> GpusReading:
@@ -261,7 +261,7 @@ def test_a_driver_that_is_silent_while_ranks_end_is_busy(
     assert verdicts[-1] == (Health.FAULTY, True)
 
 
-def test_a_gpu_that_was_never_seen_may_be_for_others(machine: Machine) -> None:
+def test_a_missing_gpu_that_was_never_seen_may_belong_to_another_tenant(machine: Machine) -> None:
     (found,) = machine.inspect(OK, {"missing": True})
     assert (found.reason, found.verdict, found.sure) == ("gpu-count", Health.UNKNOWN, False)
     machine.restart(gpus=2)
@@ -269,7 +269,7 @@ def test_a_gpu_that_was_never_seen_may_be_for_others(machine: Machine) -> None:
     assert (found.verdict, found.sure) == (Health.FAULTY, True), "the settings say that it is for jobs"
 
 
-def test_a_gpu_is_noted_as_healthy_once_its_driver_asks_for_nothing(machine: Machine) -> None:
+def test_a_gpu_is_noted_as_healthy_if_its_driver_requests_no_recovery(machine: Machine) -> None:
     machine.inspect({"recovery_action": 1}, OK, {"temperature_c": 95})
     assert machine.site.healthy_gpus == {"GPU 0000:02:00": machine.now_ns}
     machine.inspect(OK, {"lost": True}, OK)
@@ -284,7 +284,7 @@ def test_a_crash_in_the_driver_is_no_verdict(whole: Machine) -> None:
     assert whole.inspect(OK) == []
 
 
-def test_the_process_is_ended_where_a_gpu_has_to_be_reset(whole: Machine) -> None:
+def test_the_reading_process_is_ended_if_a_gpu_has_to_be_reset(whole: Machine) -> None:
     """A GPU cannot be reset while a process has it open."""
     whole.inspect(HOT)
     pid = whole.inspection._process.pid
@@ -294,7 +294,7 @@ def test_the_process_is_ended_where_a_gpu_has_to_be_reset(whole: Machine) -> Non
     assert whole.inspection._process.pid == 0
 
 
-def test_what_was_known_of_fake_gpus_says_nothing_of_real_ones(
+def test_knowledge_about_fake_gpus_is_not_applied_to_real_gpus(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuInspection, "dev", tmp_path)
@@ -313,7 +313,7 @@ def test_all_gpus_gone_from_the_bus_are_missing(
     assert {found.item for found in machine.inspection.inspect().findings} == {"GPU 0000:01:00", "GPU 0000:02:00"}
 
 
-def test_gpus_that_are_others_to_use_are_none(
+def test_gpus_that_the_agent_may_not_use_do_not_count(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container has no access to the machine's GPUs; that is a fault only if the settings expect GPUs."""
@@ -326,7 +326,7 @@ def test_gpus_that_are_others_to_use_are_none(
     assert said(machine.inspection.inspect().findings) == {("gpu-driver-missing", "", Health.FAULTY)}
 
 
-def test_reasons_are_those_that_are_declared(machine: Machine) -> None:
+def test_every_reason_that_is_found_is_declared(machine: Machine) -> None:
     sick = {"remap_pending": True, "recovery_action": 1, "pcie_width": 8, "clocks_event_reasons": 64}
     found = machine.inspect(sick, {"clocks_event_reasons": 128, "fabric_status": 5}, {"remap_failed": True})
     declared = {reason.code for reason in GpuInspection.reasons}
@@ -380,7 +380,7 @@ async def test_a_driver_that_hangs_delays_no_other_inspection(whole: Machine, tm
     assert told[0] == ("gpu-driver-hangs", Health.UNKNOWN)
 
 
-def test_a_reading_of_one_gpu_without_anything_finds_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_any_readings_has_no_findings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old GPU supports no reading except its name."""
     machine.path.write_text("{}")
     monkeypatch.setattr(Direct, "read", lambda *_: GpusReading(gpus=[GpuReading(0, "0000:01:00.0", name="Old")]))

@@ -47,7 +47,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return answers
 
 
-def test_no_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes from pynvml, which does not find the library."""
 
     def no_library(name: str) -> None:
@@ -71,7 +71,7 @@ def test_no_library_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
         (4711, GpuTrouble.OTHER),
     ],
 )
-def test_a_library_that_cannot_begin_is_told_and_tried_again(
+def test_a_failed_initialization_is_reported_and_repeated(
     library: Callable[..., None], code: int, trouble: GpuTrouble
 ) -> None:
     reader = NvmlReader()
@@ -81,7 +81,7 @@ def test_a_library_that_cannot_begin_is_told_and_tried_again(
     assert len(reader.read().gpus) == 1
 
 
-def test_what_is_not_supported_is_none_and_no_error(library: Callable[..., None]) -> None:
+def test_an_unsupported_value_is_none_and_no_error(library: Callable[..., None]) -> None:
     (gpu,) = NvmlReader().read().gpus
     assert (gpu.bus_id, gpu.uuid, gpu.name, gpu.trouble) == ("0000:1a:00.0", "GPU-1", "NVIDIA H100 80GB HBM3", None)
     assert {getattr(gpu, name) for name in nvml.NUMBERS} == {None}
@@ -89,7 +89,7 @@ def test_what_is_not_supported_is_none_and_no_error(library: Callable[..., None]
     assert gpu.errors == {}
 
 
-def test_what_the_package_does_not_know_is_none_and_no_error(
+def test_a_value_that_the_package_does_not_know_is_none_and_no_error(
     library: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, the package is older than the reader."""
@@ -99,7 +99,7 @@ def test_what_the_package_does_not_know_is_none_and_no_error(
     assert (gpu.clocks_event_reasons, gpu.fabric, gpu.errors) == (None, None, {})
 
 
-def test_one_value_that_fails_leaves_the_others(library: Callable[..., None]) -> None:
+def test_a_value_that_fails_does_not_affect_other_values(library: Callable[..., None]) -> None:
     library(
         nvmlDeviceGetTemperature=raises(pynvml.NVML_ERROR_UNKNOWN),
         nvmlDeviceGetComputeRunningProcesses_v3=raises(pynvml.NVML_ERROR_NO_PERMISSION),
@@ -126,7 +126,7 @@ def test_one_value_that_fails_leaves_the_others(library: Callable[..., None]) ->
         (pynvml.NVML_ERROR_RESET_REQUIRED, GpuTrouble.RESET_REQUIRED),
     ],
 )
-def test_a_lost_gpu_is_lost_wherever_it_shows(
+def test_a_lost_gpu_is_noticed_in_every_call(
     library: Callable[..., None], place: str, code: int, trouble: GpuTrouble
 ) -> None:
     library(**{place: raises(code)})
@@ -135,7 +135,7 @@ def test_a_lost_gpu_is_lost_wherever_it_shows(
     assert f"NVML error {code}" in gpu.text
 
 
-def test_a_gpu_that_may_not_be_read_leaves_the_others(library: Callable[..., None]) -> None:
+def test_an_unreadable_gpu_does_not_affect_other_gpus(library: Callable[..., None]) -> None:
     def handle(index: int) -> str:
         if index == 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
@@ -145,7 +145,7 @@ def test_a_gpu_that_may_not_be_read_leaves_the_others(library: Callable[..., Non
     assert [gpu.trouble for gpu in NvmlReader().read().gpus] == [None, GpuTrouble.DENIED, None]
 
 
-def test_fields_that_the_driver_does_not_have_are_none(library: Callable[..., None]) -> None:
+def test_fields_that_the_driver_does_not_support_are_none(library: Callable[..., None]) -> None:
     answers = [
         SimpleNamespace(fieldId=nvml.MEMORY_TEMPERATURE, nvmlReturn=0, value=SimpleNamespace(uiVal=61)),
         SimpleNamespace(fieldId=nvml.RECOVERY_ACTION, nvmlReturn=3, value=SimpleNamespace(uiVal=7)),
@@ -177,7 +177,7 @@ def test_nvlinks_and_their_counters(library: Callable[..., None]) -> None:
     assert gpu.errors == {}
 
 
-def test_the_fabric_is_asked_in_the_version_that_the_driver_has(library: Callable[..., None]) -> None:
+def test_the_fabric_is_read_with_the_version_that_the_driver_supports(library: Callable[..., None]) -> None:
     def version_2_only(_: Any, reference: Any) -> int:
         info = reference._obj
         if info.version == pynvml.nvmlGpuFabricInfo_v3:

@@ -1,4 +1,4 @@
-"""The GPUs that the agent should be able to read, by the PCI devices in folders like sysfs."""
+"""The GPUs that the agent should be able to read; they follow from PCI devices, in folders like those of sysfs."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def test_a_machine_without_gpus(machine: Machine) -> None:
     assert machine.expected == []
 
 
-def test_anything_of_a_driver_is_worth_a_reading(machine: Machine) -> None:
+def test_any_file_of_the_driver_is_a_reason_to_read_gpus(machine: Machine) -> None:
     (machine.dev / "nvidiactl").touch()
     assert pci.worth_reading(machine.sys, machine.proc, machine.dev)
 
 
-def test_a_container_is_expected_to_read_what_it_was_given(machine: Machine) -> None:
+def test_a_container_is_expected_to_read_the_gpus_with_device_nodes(machine: Machine) -> None:
     for minor in range(4):
         machine.has(f"0000:0{minor}:00.0")
         machine.gives(f"0000:0{minor}:00.0", minor)
     assert machine.expected == ["0000:00:00.0", "0000:01:00.0"]
 
 
-def test_a_gpu_that_a_cgroup_forbids_is_for_others(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_a_cgroup_forbids_is_not_expected(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for minor in range(2):
         machine.has(f"0000:0{minor}:00.0")
         machine.gives(f"0000:0{minor}:00.0", minor)
@@ -84,7 +84,7 @@ def test_a_gpu_that_a_cgroup_forbids_is_for_others(machine: Machine, monkeypatch
     assert machine.expected == ["0000:00:00.0"], "one without a driver may be for others too"
 
 
-def test_a_gpu_that_its_driver_gave_up_is_expected_where_others_work(machine: Machine) -> None:
+def test_a_gpu_without_a_driver_is_expected_if_all_other_gpus_are_usable(machine: Machine) -> None:
     machine.has("0000:05:00.0")
     machine.gives("0000:05:00.0", 0)
     machine.has("0000:06:00.0", driver="")
@@ -103,10 +103,10 @@ def test_a_gpu_that_its_driver_gave_up_is_expected_where_others_work(machine: Ma
         ("0001:01:00.0", "0001:01:00"),
     ],
 )
-def test_all_spellings_of_a_place_name_one_part(written: str, part: str) -> None:
+def test_all_spellings_of_an_address_name_the_same_part(written: str, part: str) -> None:
     assert part_of(written) == part
     assert item_of(written, 3) == f"GPU {part}"
 
 
-def test_a_gpu_without_a_place_has_its_number() -> None:
+def test_a_gpu_without_an_address_has_its_number() -> None:
     assert item_of("", 3) == "GPU 3"

@@ -41,7 +41,7 @@ def codes(seen: list[GpuProblem]) -> list[tuple[str, Health]]:
 
 
 @pytest.mark.parametrize("judge", RULES)
-def test_what_is_not_supported_is_never_an_alarm(judge: GpuRule) -> None:
+def test_a_gpu_without_any_supported_value_has_no_problem(judge: GpuRule) -> None:
     assert problems(judge, *[gpu()] * 5) == []
 
 
@@ -105,7 +105,7 @@ def test_every_trouble_has_a_reason_that_the_inspection_declares() -> None:
             assert seen.reason.code in declared
 
 
-def test_values_that_cannot_be_read_for_some_looks_are_unknown() -> None:
+def test_values_that_cannot_be_read_twice_in_a_row_are_unknown() -> None:
     sick = gpu(errors={"temperature_c": "Unknown Error (NVML error 999)"})
     assert problems(available.unreadable, sick) == []
     (seen,) = problems(available.unreadable, sick, sick)
@@ -129,7 +129,7 @@ def test_values_that_cannot_be_read_for_some_looks_are_unknown() -> None:
         ((3, None, 4), True),
     ],
 )
-def test_uncorrected_memory_errors_count_from_the_first_look_on(counts: tuple[int | None, ...], found: bool) -> None:
+def test_uncorrected_memory_errors_count_from_the_first_look(counts: tuple[int | None, ...], found: bool) -> None:
     seen = problems(memory.ecc, *[gpu(ecc_uncorrected=count) for count in counts])
     assert codes(seen) == [("gpu-ecc", Health.FAULTY)] * found
     assert all(one.lasts_s == LIMITS.ecc_lasts_s and not one.reason.sure for one in seen)
@@ -228,7 +228,7 @@ def with_links(*up: bool, state: int = 3, **counters: int) -> GpuReading:
     return gpu(nvlinks=nvlinks, fabric=FabricReading(state=state))
 
 
-def test_nvlinks_that_were_up_and_are_down() -> None:
+def test_an_nvlink_that_was_up_and_is_down_is_a_fault() -> None:
     whole, down = with_links(True, True, False), with_links(True, False, False)
     (seen,) = problems(links.nvlink_down, whole, down, down)
     assert (seen.reason.code, seen.evidence) == ("gpu-nvlink-down", "1 of 2 links that were up are down: 1")
@@ -287,7 +287,7 @@ def test_the_fabric(reading: GpuReading, verdict: Health | None) -> None:
     assert codes(seen) == ([("gpu-fabric", verdict)] if verdict else [])
 
 
-def test_not_registered_with_the_fabric_is_a_fault_after_some_looks() -> None:
+def test_a_gpu_that_is_not_registered_with_the_fabric_is_faulty_after_two_looks() -> None:
     waiting = on_fabric(state=2)
     assert problems(links.fabric, on_fabric(), waiting) == []
     assert codes(problems(links.fabric, on_fabric(), waiting, waiting)) == [("gpu-fabric", Health.FAULTY)]

@@ -107,12 +107,12 @@ def with_gpus(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, *usabl
         ((OWN,), "0000:03:00", True),
         ((OWN,), "0000:07:00", False),  # of another tenant
         ((OWN, OTHERS), "0000:07:00", True),
-        ((OWN,), "0000:09:00", False),  # it is gone, and was perhaps another tenant's
+        ((OWN,), "0000:09:00", False),  # this GPU is gone, and was perhaps another tenant's
         ((OWN, OTHERS), "0000:09:00", True),
         ((OWN,), "0000:03:00 GPU-I:02", True),  # a part of a GPU
     ],
 )
-def test_an_xid_of_a_gpu_that_the_agent_may_not_use_blames_nobody(
+def test_an_xid_of_a_gpu_that_the_agent_may_not_use_is_no_sure_fault(
     machine: SimulatedMachine,
     device: Device,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,7 +127,7 @@ def test_an_xid_of_a_gpu_that_the_agent_may_not_use_blames_nobody(
     assert (found.verdict, found.sure) == ((Health.FAULTY, True) if is_ours else (Health.UNKNOWN, False))
 
 
-def test_a_gpu_of_the_agent_that_lost_its_driver_is_still_its_own(
+def test_a_gpu_that_lost_its_driver_still_belongs_to_the_agent(
     machine: SimulatedMachine, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = with_gpus(machine, monkeypatch, OWN)
@@ -139,7 +139,7 @@ def test_a_gpu_of_the_agent_that_lost_its_driver_is_still_its_own(
 
 
 @pytest.mark.parametrize(("pid", "is_ours"), [("4711", True), ("999999", False), ("'<unknown>'", True)])
-def test_where_no_gpu_is_seen_the_process_tells_whose_an_xid_is(
+def test_without_visible_gpus_the_process_shows_whether_an_xid_is_ours(
     machine: SimulatedMachine, device: Device, tmp_path: Path, pid: str, is_ours: bool
 ) -> None:
     ranks = [RankSeen("gpt", 0, 4711, alive=True)]
@@ -149,7 +149,7 @@ def test_where_no_gpu_is_seen_the_process_tells_whose_an_xid_is(
     assert found.sure is is_ours
 
 
-def test_an_xid_is_over_once_the_gpu_is_healthy_and_not_before(machine: SimulatedMachine, device: Device) -> None:
+def test_an_xid_is_over_only_when_the_gpu_is_healthy_again(machine: SimulatedMachine, device: Device) -> None:
     gpus: dict[str, int] = {}
     inspection = begin(machine, device, healthy_gpus=gpus)
     device.write(LINK_FATAL)
@@ -170,7 +170,7 @@ def test_an_xid_is_over_once_the_gpu_is_healthy_and_not_before(machine: Simulate
     assert sure(), "it happened again"
 
 
-def test_an_xid_is_over_once_the_driver_asks_for_no_recovery_any_more(
+def test_an_xid_is_over_when_the_driver_requests_no_recovery_any_more(
     machine: SimulatedMachine, device: Device
 ) -> None:
     def sure(ago_s: float, *lines: str) -> set[str]:
@@ -215,7 +215,7 @@ TABLE = """\
         ("nvme nvme1: Disabling device after reset failure: -19", False),
     ],
 )
-def test_a_disk_that_nothing_of_the_jobs_is_on_blames_nobody(
+def test_an_error_of_a_disk_without_job_files_is_no_sure_fault(
     machine: SimulatedMachine, device: Device, line: str, is_ours: bool
 ) -> None:
     proc = machine.folder / "proc"
@@ -227,7 +227,7 @@ def test_a_disk_that_nothing_of_the_jobs_is_on_blames_nobody(
     assert (found.verdict, found.sure) == ((Health.FAULTY, True) if is_ours else (Health.UNKNOWN, False))
 
 
-def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(machine: SimulatedMachine, device: Device) -> None:
+def test_an_xid_that_a_program_caused_is_no_fault_and_soon_over(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write(EXCEPTION)
     [found] = machine.inspect(inspection).findings
@@ -236,7 +236,7 @@ def test_what_a_program_did_is_forgotten_soon_and_is_no_fault(machine: Simulated
     assert machine.inspect(inspection).findings == []
 
 
-def test_work_that_is_removed_after_a_crash_concludes_nothing(machine: SimulatedMachine, device: Device) -> None:
+def test_an_xid_about_removed_work_leads_to_no_conclusion(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     for _ in range(8):
         device.write(REMOVED)
@@ -246,7 +246,7 @@ def test_work_that_is_removed_after_a_crash_concludes_nothing(machine: Simulated
     assert found.text.endswith("(8 times)")
 
 
-def test_an_agent_that_begins_anew_reads_each_line_once(machine: SimulatedMachine, device: Device) -> None:
+def test_a_restarted_agent_counts_each_line_once(machine: SimulatedMachine, device: Device) -> None:
     assert told(machine, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
     inspection = begin(machine, device)
     device.write(EXCEPTION, sequence=device.last)  # a new reader gets all records from the device again
@@ -254,7 +254,7 @@ def test_an_agent_that_begins_anew_reads_each_line_once(machine: SimulatedMachin
     assert "times" not in found.text
 
 
-def test_what_a_process_wrote_counts_only_with_the_tag(machine: SimulatedMachine, device: Device) -> None:
+def test_a_line_that_a_process_wrote_counts_only_with_the_tag(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write(FELL_OFF, priority=11)
     assert machine.inspect(inspection).findings == []
@@ -268,7 +268,7 @@ def test_what_a_process_wrote_counts_only_with_the_tag(machine: SimulatedMachine
 @pytest.mark.parametrize(
     ("cgroup", "expected"), [("Memory cgroup out of memory", "oom-kill-limit"), ("Out of memory", "oom-kill")]
 )
-def test_a_rank_that_was_killed_for_memory_is_named(
+def test_a_rank_that_the_oom_killer_ended_is_named(
     machine: SimulatedMachine, device: Device, cgroup: str, expected: str
 ) -> None:
     ranks = [RankSeen("gpt", 5, 4711, alive=False)]
@@ -276,7 +276,7 @@ def test_a_rank_that_was_killed_for_memory_is_named(
     assert told(machine, device, line, ranks=lambda: ranks) == [(expected, "rank 5 of gpt")]
 
 
-def test_old_lines_count_from_when_they_were_written(machine: SimulatedMachine, device: Device) -> None:
+def test_the_age_of_a_line_counts_from_its_own_time(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write(EXCEPTION, ago_s=7200)
     assert machine.inspect(inspection).findings == []
@@ -292,14 +292,14 @@ def test_lines_that_were_overwritten_are_counted(machine: SimulatedMachine, devi
     log.close()
 
 
-def test_a_look_that_is_hurried_does_not_wait(machine: SimulatedMachine, device: Device) -> None:
+def test_a_hurried_look_does_not_wait(machine: SimulatedMachine, device: Device) -> None:
     inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=3600), kernel_log=device.path)
     for _ in range(2):
         inspection.hurry()
         assert inspection.inspect().findings == []
 
 
-def test_what_was_repaired_and_happens_again_begins_anew(machine: SimulatedMachine, device: Device) -> None:
+def test_a_fault_that_recurs_after_a_repair_is_a_new_finding(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     for ago_s in (50, 40):
         device.write(FELL_OFF, ago_s=ago_s)
@@ -312,7 +312,7 @@ def test_what_was_repaired_and_happens_again_begins_anew(machine: SimulatedMachi
     assert again.since_ns > first.last_ns
 
 
-def test_lines_that_were_lost_are_a_finding_for_some_time(machine: SimulatedMachine, device: Device) -> None:
+def test_lost_lines_are_a_finding_for_some_time(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write("one")
     assert machine.inspect(inspection).findings == []
@@ -327,14 +327,14 @@ def test_lines_that_were_lost_are_a_finding_for_some_time(machine: SimulatedMach
     assert machine.inspect(begin(machine, device)).findings == []
 
 
-def test_lines_that_were_gone_before_the_first_look_are_not_missed(machine: SimulatedMachine, device: Device) -> None:
+def test_lines_lost_before_the_first_look_are_no_finding(machine: SimulatedMachine, device: Device) -> None:
     inspection = begin(machine, device)
     device.write("old", sequence=5000)
     assert machine.inspect(inspection).findings == []
 
 
 @pytest.mark.parametrize("record", ["", "no record", "3,x,1,-;text", "3;text"])
-def test_what_is_no_record_is_left_out(machine: SimulatedMachine, device: Device, record: str) -> None:
+def test_invalid_records_are_skipped(machine: SimulatedMachine, device: Device, record: str) -> None:
     log = KernelLog(device.path)
     os.write(device._file, (record or "\n").encode())
     assert list(log.read(1.0)) == []
@@ -363,7 +363,7 @@ def test_the_real_device(machine: SimulatedMachine) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_machine_of_a_local_cluster_hears_its_own_lines_since_it_is_on(
+def test_a_machine_of_a_local_cluster_reads_only_its_own_lines_since_its_start(
     machine: SimulatedMachine, device: Device, tmp_path: Path
 ) -> None:
     own, other = tmp_path / "m1", tmp_path / "m10"

@@ -70,7 +70,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_port_that_is_well_is_measured_and_data_are_words(machine: Machine) -> None:
+def test_a_healthy_port_is_measured_and_data_are_counted_in_words(machine: Machine) -> None:
     machine.set(port_xmit_data=1000)
 
     result = machine.inspect()
@@ -82,13 +82,13 @@ def test_a_port_that_is_well_is_measured_and_data_are_words(machine: Machine) ->
     assert result.measures[f"node_infiniband_port_data_transmitted_bytes_total{label}"] == 4000
 
 
-def test_a_machine_without_such_devices_has_nothing_to_inspect(tmp_path: Path) -> None:
+def test_a_machine_without_infiniband_has_nothing_to_inspect(tmp_path: Path) -> None:
     result = InfinibandInspection(Site(sys=tmp_path), InfinibandLimits(), {}, same_boot=True).inspect()
 
     assert (result.findings, result.note) == ([], "no InfiniBand or RoCE device")
 
 
-def test_a_port_that_stays_down_is_faulty_after_a_grace(machine: Machine) -> None:
+def test_a_port_that_stays_down_is_faulty_after_a_grace_period(machine: Machine) -> None:
     machine.inspect()
     machine.set(state="1: DOWN", link_downed=1)
 
@@ -123,7 +123,7 @@ def test_a_port_that_no_job_uses_is_no_fault(
     assert (found.owner is Owner.NETWORK) == (verdict is Health.FAULTY)
 
 
-def test_a_port_that_carries_nothing_while_ranks_run_is_not_used(machine: Machine) -> None:
+def test_a_port_without_traffic_while_ranks_run_counts_as_unused(machine: Machine) -> None:
     machine.add("mlx5_9")
     machine.ranks = [RankSeen("gpt", 0, 4711, alive=True)]
     machine.inspect()
@@ -139,7 +139,7 @@ def test_a_port_that_carries_nothing_while_ranks_run_is_not_used(machine: Machin
     assert verdicts["ib-port-down", "mlx5_9 port 1"] is Health.UNKNOWN
 
 
-def test_a_port_in_doubt_is_looked_at_again_soon(machine: Machine) -> None:
+def test_a_port_that_may_be_down_is_inspected_again_soon(machine: Machine) -> None:
     machine.restart(interval_s=30)
     machine.inspect()
     assert machine.inspection._wait_s() == 30
@@ -150,7 +150,7 @@ def test_a_port_in_doubt_is_looked_at_again_soon(machine: Machine) -> None:
     assert machine.inspection._wait_s() == 10
 
 
-def test_a_port_that_never_was_active_has_no_cable_and_is_not_judged(machine: Machine) -> None:
+def test_a_port_that_was_never_active_is_not_judged(machine: Machine) -> None:
     machine.add("mlx5_1", state="1: DOWN")
 
     assert machine.verdicts() == {}
@@ -170,7 +170,7 @@ def test_flaps_between_looks_and_between_agents_are_counted(machine: Machine) ->
     assert "2 times" in found.text and "3 times" in later.text
 
 
-def test_after_a_reboot_counters_count_anew(machine: Machine) -> None:
+def test_after_a_reboot_counters_begin_again(machine: Machine) -> None:
     machine.set(link_downed=7)
     machine.inspect()
     machine.set(link_downed=9)
@@ -179,7 +179,7 @@ def test_after_a_reboot_counters_count_anew(machine: Machine) -> None:
     assert machine.verdicts() == {}
 
 
-def test_a_counter_that_falls_concludes_nothing(machine: Machine) -> None:
+def test_a_counter_that_falls_leads_to_no_finding(machine: Machine) -> None:
     machine.set(link_downed=7, symbol_error=5000)
     machine.inspect()
     machine.set(link_downed=0, symbol_error=0)
@@ -188,7 +188,7 @@ def test_a_counter_that_falls_concludes_nothing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("text", ["N/A (no PMA)", "", "what"])
-def test_a_counter_that_a_driver_does_not_have_concludes_nothing(machine: Machine, text: str) -> None:
+def test_a_counter_that_the_driver_lacks_leads_to_no_finding(machine: Machine, text: str) -> None:
     machine.inspect()
     machine.set(link_downed=text, symbol_error=text)
     result = machine.inspect(30)
@@ -211,7 +211,7 @@ def test_a_counter_that_a_driver_does_not_have_concludes_nothing(machine: Machin
         ("port_xmit_discards", 3001, 30, "ib-errors"),
     ],
 )
-def test_errors_beyond_the_limits_are_told(
+def test_errors_beyond_the_limits_are_findings(
     machine: Machine, counter: str, by: int, after_s: float, reason: str
 ) -> None:
     machine.set(**{counter: 1000})
@@ -239,7 +239,7 @@ def test_a_site_may_ignore_counters_and_devices(machine: Machine) -> None:
     assert (result.findings, result.measures) == ([], {})
 
 
-def test_a_device_that_the_settings_name_and_that_never_was_there_is_told(machine: Machine) -> None:
+def test_a_device_in_the_settings_that_was_never_present_is_a_finding(machine: Machine) -> None:
     machine.restart(interfaces=["mlx5_0", "mlx5_9"])
 
     assert machine.verdicts() == {("ib-port-missing", "mlx5_9"): Health.UNKNOWN}
@@ -255,7 +255,7 @@ def test_a_slower_port_is_faulty(machine: Machine) -> None:
     assert found.evidence == ["200 Gbit/s, 400 before"]
 
 
-def test_a_device_that_is_gone_is_missing(machine: Machine) -> None:
+def test_a_device_that_disappeared_is_missing(machine: Machine) -> None:
     machine.inspect()
     shutil.rmtree(machine.sys / "class/infiniband/mlx5_0")
     machine.inspect()
@@ -263,14 +263,14 @@ def test_a_device_that_is_gone_is_missing(machine: Machine) -> None:
     assert machine.verdicts(10) == {("ib-port-missing", NAME): Health.FAULTY}
 
 
-def test_a_state_that_cannot_be_read_is_not_down(machine: Machine) -> None:
+def test_an_unreadable_state_does_not_count_as_down(machine: Machine) -> None:
     machine.inspect()
     machine.set(state="")
 
     assert machine.verdicts(100) == {("ib-unreadable", NAME): Health.UNKNOWN}
 
 
-def test_traffic_that_ceases_while_the_same_ranks_live_is_told(machine: Machine) -> None:
+def test_an_end_of_traffic_while_the_same_ranks_live_is_a_finding(machine: Machine) -> None:
     machine.ranks = [RankSeen("gpt", 0, 41, alive=True)]
     machine.inspect()
     machine.set(port_xmit_data=10**9)
@@ -285,7 +285,7 @@ def test_traffic_that_ceases_while_the_same_ranks_live_is_told(machine: Machine)
 
 
 @pytest.mark.parametrize("pids", [[], [42]])
-def test_other_ranks_may_be_quiet(machine: Machine, pids: list[int]) -> None:
+def test_new_ranks_may_have_no_traffic(machine: Machine, pids: list[int]) -> None:
     machine.ranks = [RankSeen("gpt", 0, 41, alive=True)]
     machine.inspect()
     machine.set(port_rcv_data=10**9)
@@ -296,7 +296,7 @@ def test_other_ranks_may_be_quiet(machine: Machine, pids: list[int]) -> None:
     assert machine.verdicts(700) == {}
 
 
-def test_who_waits_returns_when_it_is_closed(machine: Machine) -> None:
+def test_a_waiting_look_returns_when_the_inspection_is_closed(machine: Machine) -> None:
     machine.restart(interval_s=600)
     machine.inspect()
     waiting = threading.Thread(target=machine.inspect)
@@ -311,11 +311,11 @@ def test_who_waits_returns_when_it_is_closed(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("4: ACTIVE", 4), ("400 Gb/sec (4X NDR)", 400), ("2.5 Gb/sec", 2.5), ("N/A (no PMA)", None)]
 )
-def test_numbers_of_drivers_are_read(text: str, number: float | None) -> None:
+def test_values_in_driver_files_are_parsed(text: str, number: float | None) -> None:
     assert number_at_start(text) == number
 
 
-def test_what_was_repaired_begins_anew(machine: Machine) -> None:
+def test_a_repaired_fault_is_counted_from_the_repair(machine: Machine) -> None:
     machine.restart(down_s=10)
     machine.inspect()
     machine.set(symbol_error=1000, rate="200 Gb/sec (4X HDR)", link_downed=1)
@@ -332,7 +332,7 @@ def test_what_was_repaired_begins_anew(machine: Machine) -> None:
     assert machine.verdicts(20) == {}
 
 
-def test_a_look_that_is_hurried_does_not_wait(machine: Machine) -> None:
+def test_a_hurried_look_does_not_wait(machine: Machine) -> None:
     machine.restart(interval_s=3600)
     machine.inspect()
     for _ in range(2):

@@ -64,7 +64,7 @@ def leaves(found: list[Finding]) -> bool:
         (RAIL, {}, {"interfaces": [RAIL]}, True),
     ],
 )
-def test_only_an_interface_that_a_job_uses_can_evict(
+def test_only_an_outage_of_an_interface_that_a_job_uses_can_evict(
     monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str], limits: dict[str, Any], is_used: bool
 ) -> None:
     machine = Interfaces(monkeypatch, variables, **limits)
@@ -80,7 +80,7 @@ def test_only_an_interface_that_a_job_uses_can_evict(
     assert leaves(again) is is_used
 
 
-def test_the_agents_own_interface_is_the_jobs_after_it_disappeared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_interface_counts_as_used_after_it_disappeared(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Interfaces(monkeypatch, {})
     del machine.links[OWN]
     machine.inspect(after_s=60)

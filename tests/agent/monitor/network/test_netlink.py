@@ -23,7 +23,7 @@ def link(*attributes: bytes, flags: int = 0x10041) -> bytes:
     return struct.pack("=BxHiII", 0, 1, 7, flags, 0) + b"".join(attributes)
 
 
-def test_what_the_kernel_says_of_a_link_is_read() -> None:
+def test_a_message_about_a_link_is_parsed() -> None:
     info = attribute(1, b"veth\0")
     counters = struct.pack("=24Q", *range(24))
     body = link(
@@ -37,7 +37,7 @@ def test_what_the_kernel_says_of_a_link_is_read() -> None:
     assert found.statistics["tx_packets"] == 1 and found.statistics["tx_carrier_errors"] == 17
 
 
-def test_an_old_kernel_counts_changes_and_not_downs() -> None:
+def test_changes_of_an_old_kernel_are_converted_to_outages() -> None:
     assert netlink.link_of(link(attribute(35, struct.pack("=I", 6)))).downs == 3
 
 
@@ -48,12 +48,12 @@ def test_a_carrier_needs_both_flags(flags: int, on: bool, carrier: bool) -> None
 
 
 @given(st.binary(max_size=80))
-def test_damaged_messages_end_and_do_not_fail(data: bytes) -> None:
+def test_damaged_messages_are_parsed_without_an_error(data: bytes) -> None:
     assert sum(len(body) for _, _, body in netlink.messages_of(data)) <= len(data)
     assert sum(len(value) for _, value in netlink.attributes_of(data)) <= len(data)
 
 
-def test_links_and_addresses_are_those_of_the_threads_own_namespace(ip: Ip) -> None:
+def test_links_and_addresses_are_those_of_the_threads_network_namespace(ip: Ip) -> None:
     found = netlink.links()
 
     assert {"lo", "eth0", "far0"} <= found.keys()
@@ -62,7 +62,7 @@ def test_links_and_addresses_are_those_of_the_threads_own_namespace(ip: Ip) -> N
     assert netlink.addresses()["10.98.0.1"] == found["eth0"].index
 
 
-def test_only_changes_of_the_interfaces_asked_for_are_heard(ip: Ip) -> None:
+def test_only_changes_of_the_requested_interfaces_end_a_wait(ip: Ip) -> None:
     index = netlink.links()["eth0"].index
     changes = netlink.LinkChanges()
     changes.open()
@@ -74,7 +74,7 @@ def test_only_changes_of_the_interfaces_asked_for_are_heard(ip: Ip) -> None:
     changes.close()
 
 
-def test_who_waits_returns_when_it_is_closed() -> None:
+def test_a_wait_returns_when_its_socket_is_closed() -> None:
     changes = netlink.LinkChanges()
     waiting = threading.Thread(target=changes.wait, args=(set(), 600))
     waiting.start()
@@ -85,7 +85,7 @@ def test_who_waits_returns_when_it_is_closed() -> None:
     assert not waiting.is_alive()
 
 
-def test_a_wait_that_ends_while_it_is_closed_closes_nothing_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_ends_during_a_close_causes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     changes, write = netlink.LinkChanges(), os.eventfd_write
     waiting = threading.Thread(target=changes.wait, args=(set(), 0.1))
 
@@ -101,26 +101,26 @@ def test_a_wait_that_ends_while_it_is_closed_closes_nothing_that_is_written_to(m
     assert not waiting.is_alive()
 
 
-def test_a_kernel_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_socket_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "NETLINK_ROUTE", 4095)
 
     with pytest.raises(CannotInspect, match="does not open a netlink socket"):
         netlink.links()
 
 
-def test_a_list_that_is_refused_is_told() -> None:
+def test_a_refused_list_is_reported() -> None:
     with pytest.raises(CannotInspect, match="does not list the network interfaces"):
         netlink._listed(0x3F0, b"")
 
 
-def test_a_list_that_always_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_always_changes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "_answer", lambda opened: ([], False))
 
     with pytest.raises(CannotInspect, match="changed 3 times"):
         netlink.links()
 
 
-def test_a_kernel_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netlink, "ANSWER_S", 0.01)
     silent, other = socket.socketpair()
     with silent, other, pytest.raises(CannotInspect, match="did not list"):

@@ -1,4 +1,4 @@
-"""What the monitor tells of a link while it looks, with its threads at work and a real link."""
+"""The monitor reports alerts of a real link at once; the threads of the monitor run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.agent.agents import until
 from tests.agent.monitor.network.conftest import Ip
 
 
-async def test_each_alert_is_told_at_once(ip: Ip, tmp_path: Path) -> None:
-    """The interval is so long that only what the kernel tells can be what is seen."""
+async def test_each_alert_is_reported_at_once(ip: Ip, tmp_path: Path) -> None:
+    """The interval is so long that only a notification of the kernel can lead to a report."""
     told: list[tuple[str, str]] = []
 
     def tell(finding: Finding, over: bool) -> None:

@@ -45,7 +45,7 @@ def test_among_victims_alone_the_earliest_is_named() -> None:
     assert first_failure(ends) == ends[1]
 
 
-def test_ranks_that_were_stopped_explain_nothing() -> None:
+def test_ranks_that_were_stopped_are_no_cause() -> None:
     assert first_failure([end(0, 10, signal=9, stopped_by_us=True)]) is None
 
 
@@ -121,14 +121,14 @@ def test_a_lost_connection_is_no_user_error(raised: str) -> None:
     "raised",
     ["ValueError: x", "TimeoutError: Timed out waiting for shard 7 of the dataset", "OSError: No route to host: nfs-3"],
 )
-def test_a_user_error_stays_one_after_a_logged_network_error(raised: str) -> None:
+def test_a_logged_network_error_does_not_hide_a_user_error(raised: str) -> None:
     warned = f"WARNING: retrying: {GLOO}\nTraceback (most recent call last)\n  File ...\n{raised}\n"
     assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.USER_ERROR
     own, aborted = end(3, 10, code=1, exception=raised), end(1, 900, signal=6)
     assert first_failure([aborted, own]) == own
 
 
-def test_the_log_shows_a_victim_too() -> None:
+def test_a_rank_is_a_victim_if_only_its_log_shows_it() -> None:
     assert is_victim(end(1, 1, code=1, log_tail="…\n[rank1]: " + GLOO))
     assert not is_victim(end(1, 1, code=1, exception="ValueError: Connection"))
 

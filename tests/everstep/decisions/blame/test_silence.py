@@ -13,7 +13,7 @@ POLICY = RecoveryPolicy(silence={"evict_s": 2}, stop={"evict_s": 15})
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(14.9, Health.UNKNOWN), (15.0, Health.FAULTY)])
-def test_killed_ranks_have_their_time_to_end(seconds: float, verdict: Health) -> None:
+def test_killed_ranks_have_some_time_to_end(seconds: float, verdict: Health) -> None:
     [found] = findings_of_dying({"m1": "rank 3 has been dying for 40 s"}, {"m1": seconds}, POLICY)
     assert (found.machine, found.finding.reason, found.finding.verdict) == ("m1", DYING, verdict)
     assert "rank 3" in found.finding.text
@@ -21,6 +21,6 @@ def test_killed_ranks_have_their_time_to_end(seconds: float, verdict: Health) ->
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(1.9, Health.UNKNOWN), (2.0, Health.FAULTY)])
-def test_a_silent_machine_has_its_time_to_answer(seconds: float, verdict: Health) -> None:
+def test_a_silent_machine_has_some_time_to_answer(seconds: float, verdict: Health) -> None:
     [found] = findings_of_silence({"m1": seconds}, POLICY)
     assert (found.finding.reason, found.finding.verdict) == (SILENT, verdict)

@@ -52,7 +52,7 @@ def test_a_rank_that_left_alone_is_the_cause_if_others_fail() -> None:
     assert (failing.symptom, failing.ranks) == (Symptom.EARLY_EXIT, [1])
 
 
-def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
+def test_ranks_that_left_their_loops_are_no_anomaly() -> None:
     """All ranks left their loops by ``break``, and the last rank writes the model for an hour."""
     assert find_early_exit(facts(seen(1, code=0), ranks=[LEFT], now_s=3600)) is None
 

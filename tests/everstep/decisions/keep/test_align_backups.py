@@ -57,7 +57,7 @@ class Job:
             self.set(rank, backup_step=aligned.named)
 
 
-def test_machines_that_keep_up_get_no_name() -> None:
+def test_for_machines_that_keep_up_no_step_is_named() -> None:
     job = Job()
     assert [job.look() for _ in range(100)] == [None] * 100
 
@@ -89,7 +89,7 @@ def aligned() -> tuple[Job, Aligned]:
     return job, told
 
 
-def test_a_step_is_whole_when_every_rank_adopted_it_and_has_it() -> None:
+def test_a_step_is_complete_when_every_rank_adopted_it_and_has_it() -> None:
     job, first = aligned()
     job.adopt(first, 0)
     assert job.look() == replace(first, settled=first.named - 1), "the name is repeated for rank 1"
@@ -117,8 +117,8 @@ def test_a_step_that_some_rank_passed_is_given_up() -> None:
     assert second.named > first.named
 
 
-def test_a_job_that_hangs_before_its_first_named_step_is_freed_until_it_steps_again() -> None:
-    """The ranks are freed once. While the job hangs no other step is named, since no rank would reach it."""
+def test_no_step_is_named_while_the_job_hangs() -> None:
+    """The named step is given up once. While the job hangs, no other step is named, since no rank would reach it."""
     job, first = aligned()
     job.adopt(first)
     own = job.ranks[0].own_step
@@ -150,7 +150,7 @@ def test_a_new_watcher_continues_from_what_ranks_report() -> None:
     assert told == Aligned(whole=first.named, settled=second.named - 1, named=second.named)
 
 
-def test_a_whole_step_counts_only_for_ranks_that_adopted_a_name_since() -> None:
+def test_a_complete_step_counts_only_for_ranks_that_were_aligned_on_it() -> None:
     job, first = aligned()
     job.adopt(first)
     job.back_up(first)
@@ -191,7 +191,7 @@ def test_machines_stay_aligned_while_one_is_slow() -> None:
         assert told.named != NO_NAMED_STEP
 
 
-def test_a_rank_whose_backups_fail_is_waited_for_a_limited_time() -> None:
+def test_the_wait_for_a_rank_with_failing_backups_is_limited() -> None:
     job, first = aligned()
     job.adopt(first)
     job.back_up(first)
@@ -202,7 +202,7 @@ def test_a_rank_whose_backups_fail_is_waited_for_a_limited_time() -> None:
     assert second.whole == first.named, "the rank still has the step in its own memory"
 
 
-def test_backups_that_fail_align_nobody() -> None:
+def test_failing_backups_do_not_align_machines() -> None:
     job = Job()
     job.look()
     job.keeps_up[1] = False
@@ -210,7 +210,7 @@ def test_backups_that_fail_align_nobody() -> None:
     assert [job.look() for _ in range(60)] == [None] * 60
 
 
-def test_no_name_follows_from_a_part_of_the_ranks() -> None:
+def test_no_step_is_named_while_some_ranks_are_unknown() -> None:
     job, first = aligned()
     job.ranks[1] = replace(job.ranks[1], own_step=-1)
     assert job.rule.observe(job.ranks, 10**12) is None
@@ -218,7 +218,7 @@ def test_no_name_follows_from_a_part_of_the_ranks() -> None:
     assert first.named
 
 
-def test_the_first_step_alone_is_not_two_that_are_late() -> None:
+def test_one_late_backup_does_not_align_machines() -> None:
     """The first backup may be late, because it waits for memory at the peer."""
     job, told = Job(), []
     for tick in range(10):
@@ -228,7 +228,7 @@ def test_the_first_step_alone_is_not_two_that_are_late() -> None:
     assert told == [None] * 10
 
 
-def test_after_a_name_that_came_too_late_the_next_one_is_further_ahead() -> None:
+def test_if_a_named_step_was_missed_the_next_one_is_further_ahead() -> None:
     job, first = aligned()
     ahead = first.named - job.ranks[0].own_step
     leads = []

@@ -54,7 +54,7 @@ def memory_of(machine: int, step: int) -> list[StateCopy]:
     return [*own, *(held(r, step, tier=Tier.BACKUP, machine=f"m{machine}") for r in (2 * peer, 2 * peer + 1))]
 
 
-def test_the_latest_step_that_all_hold_is_taken() -> None:
+def test_the_newest_step_that_all_ranks_have_is_chosen() -> None:
     choice = choose_restore([held(0, 20), held(0, 21), held(1, 20), held(1, 19)], size(2))
 
     assert (choice.step, choice.copies) == (20, ())
@@ -86,13 +86,13 @@ def test_without_any_checkpoint_the_script_decides() -> None:
     assert choose_restore([], size(2)).step == NOTHING_HELD
 
 
-def test_lost_checkpoints_are_told_apart_from_a_script_without_any() -> None:
+def test_lost_checkpoints_are_distinguished_from_a_script_without_checkpoints() -> None:
     choice = choose_restore([], size(2), held_before=True)
 
     assert (choice.step, choice.reason) == (0, "the checkpoints that the job had are lost")
 
 
-def test_without_a_common_step_the_job_starts_over_and_the_reason_names_who_lacks_it() -> None:
+def test_without_a_common_step_the_job_starts_over_and_the_missing_ranks_are_named() -> None:
     choice = choose_restore([held(0, 7)], size(3))
 
     assert choice.step == 0
@@ -137,7 +137,7 @@ def test_only_ranks_that_need_it_use_a_deeper_tier() -> None:
     assert "4 from their own memory, 4 from disk (m1, m2); not older: owner and peer" in choice.reason
 
 
-def test_memory_without_a_common_step_is_told_apart_from_memory_that_is_lost() -> None:
+def test_memory_without_a_common_step_is_distinguished_from_lost_memory() -> None:
     disk = [held(rank, 10, tier=Tier.DISK) for rank in range(2)]
     choice = choose_restore([held(0, 20), held(1, 21), *disk], size(2))
 
@@ -211,7 +211,7 @@ def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopy]]:
 
 
 @given(situations(), st.randoms())
-def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
+def test_the_chosen_step_is_the_newest_that_all_ranks_can_restore(
     situation: tuple[Topology, list[str], list[StateCopy]], random: Random
 ) -> None:
     topology, names, copies = situation
@@ -232,7 +232,7 @@ def test_what_is_chosen_can_be_restored_by_all_and_nothing_later_can(
 
 
 @given(situations())
-def test_each_rank_has_its_own_slot_or_a_valid_copy_of_the_first_tier_that_has_one(
+def test_each_rank_restores_its_own_slot_or_a_valid_copy_of_the_first_tier(
     situation: tuple[Topology, list[str], list[StateCopy]],
 ) -> None:
     topology, names, copies = situation

@@ -21,7 +21,7 @@ def watch(
     Args:
         done_at: Rank → the times at which it completes its steps, seconds; it has saved all its steps but the last.
         slots: The number of slots of each rank.
-        until: The end of the time, seconds.
+        until: The end of the observation, seconds.
         late_s: The longest delay of a report, seconds.
         seed: Seed for the delays.
     """
@@ -56,7 +56,7 @@ def times(step_s: float, *, meets: int = 1, slowest_s: float = 0.0, count: int =
     return [k // meets * cycle + (k % meets + 1) * step_s for k in range(count)]
 
 
-def test_ranks_that_meet_every_25_steps_only_are_seen_apart() -> None:
+def test_ranks_that_wait_for_each_other_only_every_25_steps_drift() -> None:
     ranks = {0: times(0.1, meets=25, slowest_s=0.2), 1: times(0.2), 2: times(0.2)}
     found = watch(ranks, until=20)
 
@@ -66,7 +66,7 @@ def test_ranks_that_meet_every_25_steps_only_are_seen_apart() -> None:
     assert 6 <= found[-1][1] <= 13
 
 
-def test_enough_slots_for_it_are_no_drift() -> None:
+def test_with_enough_slots_there_is_no_drift() -> None:
     ranks = {0: times(0.1, meets=5, slowest_s=0.15), 1: times(0.15)}
 
     assert not any(apart for _, apart in watch(ranks, slots=4, until=20))
@@ -79,7 +79,7 @@ def test_enough_slots_for_it_are_no_drift() -> None:
     late_s=st.floats(0, 0.45),
     seed=st.integers(0, 1000),
 )
-def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
+def test_late_reports_of_ranks_in_step_are_no_drift(
     step_s: float, skews: list[float], late_s: float, seed: int
 ) -> None:
     """Each rank is at most one step from the others."""
@@ -88,7 +88,7 @@ def test_ranks_in_step_are_never_seen_apart_however_late_they_are_heard(
     assert not any(apart for _, apart in watch(ranks, until=4, late_s=late_s, seed=seed))
 
 
-def test_a_silent_machine_is_not_behind_and_a_drift_is_forgotten_in_the_end() -> None:
+def test_a_silent_machine_is_not_behind_and_a_drift_ends_after_a_while() -> None:
     rule = DriftRule(4)
     here = [RankPosition(0, 10, 10, 0), RankPosition(1, 10, 10, 0)]
     for second in range(30):
@@ -101,7 +101,7 @@ def test_a_silent_machine_is_not_behind_and_a_drift_is_forgotten_in_the_end() ->
 
 
 @pytest.mark.parametrize("own", [-1, 100])
-def test_a_rank_without_a_step_is_where_it_was_restored(own: int) -> None:
+def test_the_position_of_a_rank_without_a_step_is_its_restored_step(own: int) -> None:
     rule = DriftRule(4)
     for second in range(20):
         ahead = RankPosition(0, 100 + min(second, 1), 100, second * S)

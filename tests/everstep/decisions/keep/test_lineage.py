@@ -31,7 +31,7 @@ def test_a_generation_that_was_never_launched_belongs_to_another_run() -> None:
     assert is_ours(held(5, 9), []), "the job began before lineages were recorded"
 
 
-def test_a_copy_of_another_run_is_ours_at_the_step_of_our_start() -> None:
+def test_a_copy_of_another_run_is_used_only_at_the_step_of_our_start() -> None:
     assert is_ours(held(120, 7), [(1, 120)])
     assert is_ours(held(120, 7), [(1, 120), (2, 125)])
     assert not is_ours(held(121, 7), [(1, 120)])
@@ -56,7 +56,7 @@ def test_only_the_failed_copy_is_marked_with_the_reason() -> None:
 
 
 @given(st.lists(st.integers(-1, 500), min_size=1, max_size=3 * KEPT), st.integers(1, 310), st.integers(0, 500))
-def test_a_shortened_lineage_never_accepts_what_the_whole_one_refuses(
+def test_a_shortened_lineage_accepts_no_copy_that_the_complete_one_refuses(
     steps: list[int], generation: int, step: int
 ) -> None:
     whole = list(enumerate(steps, start=1))

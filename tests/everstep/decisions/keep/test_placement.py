@@ -54,7 +54,7 @@ def machines_of_groups(topology: Topology) -> dict[str, list[frozenset[int]]]:
 
 
 def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> dict[str, int]:
-    """Return for each kind how many groups have an owner and its peer on their machines; none: the kind is left out."""
+    """Return for each kind the number of groups whose machines have an owner and its peer, without kinds of 0."""
     counts = {
         axis: sum(any(targets[machine] in lost for machine in lost) for lost in every) for axis, every in groups.items()
     }
@@ -62,7 +62,7 @@ def broken(groups: dict[str, list[frozenset[int]]], targets: Sequence[int]) -> d
 
 
 def test_every_small_size() -> None:
-    """Backups are on other machines, evenly spread, and any lost group is survived unless the placement names it."""
+    """Backups are evenly spread over other machines. Any lost group is survived unless the placement names its kind."""
     for topology in topologies(12, 8):
         placement = place_backups(topology)
         if topology.machines == 1:
@@ -124,7 +124,7 @@ def test_one_machine_has_no_peer() -> None:
     assert not survives(Topology.of(1, 4, 2, 2), placement, {0})
 
 
-def test_what_cannot_be_avoided_is_counted() -> None:
+def test_the_reason_counts_the_groups_that_lose_both_copies() -> None:
     placement = place_backups(Topology.of(9, 2, 3, 1))
 
     assert placement.shared == ("dp",)
@@ -155,7 +155,7 @@ def test_owner_and_peer_lost_together_do_not_survive() -> None:
     assert survives(topology, placement, {0, 1})
 
 
-def test_the_peer_is_in_another_failure_domain_where_groups_leave_a_choice() -> None:
+def test_the_peer_is_in_another_failure_domain_if_groups_allow_it() -> None:
     topology = Topology.of(8, 2, 2, 4, ("dp", "pp", "tp"))
     domains = ["s0", "s1", "s1", "s0", "s1", "s0", "s0", "s1"]  # the peers of figure 9 would share a domain
     placement = place_backups(topology, domains)
@@ -166,7 +166,7 @@ def test_the_peer_is_in_another_failure_domain_where_groups_leave_a_choice() -> 
     assert "any one failure domain" in placement.reason
 
 
-def test_groups_come_before_failure_domains() -> None:
+def test_groups_take_precedence_over_failure_domains() -> None:
     topology = Topology.of(4, 2, 2, 2)
     placement = place_backups(topology, ["rack", "other", "other", "rack"])
 
@@ -216,7 +216,7 @@ MESHES = [
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_any_group_of_any_mesh_may_be_lost_where_there_is_room_for_it(mesh: str) -> None:
+def test_any_group_of_a_large_enough_mesh_may_be_lost(mesh: str) -> None:
     topology = Topology.parse(mesh)
     placement = place_backups(topology)
 

@@ -72,7 +72,7 @@ def test_a_growing_list_has_as_many_standbys_as_it_asks_for() -> None:
     assert places(state) == {"m0": "free", "m1": "free", "m2": "free", "m3": "free", "m4": "standby"}
 
 
-def test_a_faulty_machine_is_for_no_job_until_a_poll_finds_no_fault() -> None:
+def test_no_job_gets_a_faulty_machine_until_a_poll_finds_no_fault() -> None:
     state = pool(3)
     poll.apply(state, PollAnswers(faults={"m1": "gpu-lost: GPU 3: lost"}), began_ns=2, now_ns=3)
     refused = book.lease(state, want("gpt", 0, 1), now_ns=4)
@@ -89,7 +89,7 @@ def test_a_job_keeps_a_machine_on_which_a_fault_is_known() -> None:
     assert not book.lease(state, want("gpt", 0, 1), now_ns=3).refused, "the job's own rules decide about it"
 
 
-def test_a_machine_is_for_one_job() -> None:
+def test_only_one_job_gets_a_machine() -> None:
     state = pool(3)
     assert not book.lease(state, want("gpt", 0, 1), now_ns=2).refused
     refused = book.lease(state, want("bert", 1, 2), now_ns=3)
@@ -130,7 +130,7 @@ def test_a_machine_that_left_with_ranks_is_polled_often_for_a_while() -> None:
     assert not poll.is_to_be_cleaned(state, now_ns=5)
 
 
-def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_them() -> None:
+def test_without_enough_machines_none_is_evicted_until_a_later_request() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     answer = book.replace(state, evict("m1", keep=(0,)), now_ns=3)
@@ -144,7 +144,7 @@ def test_without_enough_machines_nobody_is_evicted_and_the_next_request_may_get_
     assert book.replace(state, evict("m1", keep=(0,)), now_ns=8).machines["m1"].name == "m2"
 
 
-def test_an_unfit_machine_replaces_none() -> None:
+def test_an_unfit_machine_is_no_replacement() -> None:
     state = pool(3, standbys=1)
     poll.apply(state, PollAnswers(faults={"m2": "it does not answer"}), began_ns=2, now_ns=3)
     book.lease(state, want("gpt", 0), now_ns=4)
@@ -249,7 +249,7 @@ def test_a_job_that_is_older_than_the_pool_has_its_machines() -> None:
     assert places(state) == {"m0": "active gpt", "m1": "free", "m7": "active gpt"}
 
 
-def test_nobody_gets_a_machine_before_it_is_known_where_jobs_run() -> None:
+def test_no_job_gets_a_machine_before_the_pool_knows_where_jobs_run() -> None:
     state = PoolState()
     poll.apply(state, PollAnswers(listed=False), began_ns=1, now_ns=2)
     assert not state.known
@@ -289,7 +289,7 @@ def test_a_new_run_does_not_get_a_machine_that_an_operator_evicts() -> None:
     assert state.machines["m1"].why == "a loud fan"
 
 
-def test_a_job_that_can_release_a_machine_is_asked_although_one_that_cannot_comes_first() -> None:
+def test_jobs_that_can_release_a_machine_are_asked_first() -> None:
     state = pool(6)
     for number, job in enumerate("abc"):
         book.lease(state, want(job, number), now_ns=2)
@@ -307,7 +307,7 @@ def test_a_job_that_can_release_a_machine_is_asked_although_one_that_cannot_come
     assert told(c=True) == ["m2"]
 
 
-def test_no_poll_clears_what_a_test_found() -> None:
+def test_no_poll_clears_the_fault_that_a_test_found() -> None:
     """Inspections do not find wrong computations, so the machine waits for an operator."""
     state = pool(2, standbys=1)
     book.lease(state, want("gpt", 0), now_ns=1)

@@ -50,12 +50,12 @@ def counted(record: FailureRecord) -> list[int]:
 
 
 @given(RECORDS)
-def test_equals_a_count_moment_by_moment(record: FailureRecord) -> None:
+def test_the_demand_equals_a_count_at_single_moments(record: FailureRecord) -> None:
     assert daily_demand(record, Refill.REPAIR) == counted(record)
 
 
 @given(RECORDS, st.integers(0, DAYS))
-def test_a_record_before_a_day_holds_nothing_of_that_day(record: FailureRecord, day: int) -> None:
+def test_a_record_before_a_day_has_no_facts_of_that_day(record: FailureRecord, day: int) -> None:
     known = record.before(day)
     assert known.days == day
     assert all(failure.failed_day < day and (failure.back_day or 0) < day for failure in known.failures)
@@ -71,7 +71,7 @@ def test_a_machine_that_fails_again_soon_was_away_in_between() -> None:
     assert daily_demand(FailureRecord(2, 11, late), Refill.REPAIR) == [0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0]
 
 
-def test_a_pool_that_is_filled_daily_counts_the_failures_of_a_day() -> None:
+def test_the_demand_of_a_pool_that_is_refilled_daily_is_the_failures_of_a_day() -> None:
     failures = (MachineFailure("a", 0.1), MachineFailure("b", 0.9), MachineFailure("c", 2.0))
     assert daily_demand(FailureRecord(3, 3.9, failures), Refill.DAILY) == [2, 0, 1]
     assert daily_demand(FailureRecord(3, 3.9, failures), Refill.REPAIR) == [2, 2, 3]
@@ -84,7 +84,7 @@ def at(day: float) -> int:
     return START + round(day * DAY_NS)
 
 
-def test_a_machine_is_back_once_a_job_has_it_again() -> None:
+def test_a_machine_is_back_when_a_job_has_it_again() -> None:
     record = record_from(
         [("m2", at(1)), ("m1", at(3))],
         [("m2", at(0.5)), ("m2", at(1)), ("m2", at(4)), ("m1", at(2))],
@@ -100,7 +100,7 @@ def test_a_machine_is_back_once_a_job_has_it_again() -> None:
     assert daily_demand(record, Refill.REPAIR) == [0, 1, 1, 2, 1, 1, 1, 1, 1, 1]
 
 
-def test_failures_outside_the_time_do_not_count() -> None:
+def test_failures_outside_the_period_do_not_count() -> None:
     record = record_from([("m1", at(-1)), ("m1", at(11))], [], machines=8, start_ns=START, until_ns=at(10))
     assert record.failures == ()
     assert record_from([], [], machines=8, start_ns=START, until_ns=at(-1)).days == 0.0

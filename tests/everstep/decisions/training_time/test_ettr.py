@@ -1,4 +1,4 @@
-"""ETTR equals a count of single seconds, and has its invariants."""
+"""ETTR equals a count of single seconds, and satisfies its invariants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def intervals(draw: st.DrawFn) -> Interval:
 
 
 @given(st.lists(intervals(), max_size=8), st.integers(0, 40), st.none() | st.integers(1, 60))
-def test_equals_a_count_second_by_second(spans: list[Interval], now: int, window: int | None) -> None:
+def test_ettr_equals_a_count_of_single_seconds(spans: list[Interval], now: int, window: int | None) -> None:
     found = ettr(spans, start_ns=0, now_ns=now * S, window_s=window)
     begin = 0 if window is None else max(0, now - window)
     counted = dict.fromkeys(KINDS, 0)
@@ -33,7 +33,7 @@ def test_equals_a_count_second_by_second(spans: list[Interval], now: int, window
 
 
 @given(st.lists(intervals(), max_size=8), intervals(), st.integers(1, 40))
-def test_one_more_interruption_never_raises_it(spans: list[Interval], more: Interval, now: int) -> None:
+def test_one_more_interruption_never_raises_ettr(spans: list[Interval], more: Interval, now: int) -> None:
     before = ettr(spans, start_ns=0, now_ns=now * S).ratio
     after = ettr([*spans, more], start_ns=0, now_ns=now * S).ratio
     assert before is not None
@@ -99,7 +99,7 @@ def test_the_parts_sum_up_and_no_interval_outlives_the_step_that_disproves_it(
 
 
 @given(lives())
-def test_an_end_that_is_noted_never_makes_it_worse(life: tuple[list[Launch], list[Outage]]) -> None:
+def test_a_recorded_end_never_lowers_ettr(life: tuple[list[Launch], list[Outage]]) -> None:
     launches, outages = life
     open_ones = [Outage(one.cause, one.start_ns) for one in outages]
     noted, missed = (ettr(unproductive(0, launches, some), start_ns=0, now_ns=60 * S) for some in (outages, open_ones))

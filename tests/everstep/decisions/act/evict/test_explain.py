@@ -41,7 +41,7 @@ def test_each_answer_has_its_result(fields: dict[str, Any], evicted: list[str], 
     assert EvictAnswer(**explanation.model_dump(exclude={"result"})) == asked
 
 
-def test_the_rules_without_an_answer_and_those_that_were_not_asked() -> None:
+def test_rules_without_an_answer_and_rules_that_are_off() -> None:
     quiet, off = quiet_rules([answer()], RecoveryPolicy(evict={"rules": {"sure-machine-fault": EvictMode.OFF}}))
 
     assert off == ["sure-machine-fault"]
@@ -60,7 +60,7 @@ def described(name: str, **policy: Any) -> DescribedRule:
     return rule
 
 
-def test_every_rule_is_there_in_its_order() -> None:
+def test_every_rule_is_described_in_order() -> None:
     rules = describe(RecoveryPolicy()).rules
 
     assert [rule.name for rule in rules] == [rule.name for rule in RULES]
@@ -103,13 +103,13 @@ def test_values_are_those_of_the_policy() -> None:
         ({"evict": {"rules": {SURE: "a word of a later release"}}}, EvictMode.APPROVE, "evict.rules"),
     ],
 )
-def test_modes_and_the_settings_that_set_them(policy: dict[str, Any], mode: EvictMode, by: str) -> None:
+def test_each_mode_comes_with_the_setting_that_decides_it(policy: dict[str, Any], mode: EvictMode, by: str) -> None:
     rule = described(SURE, **policy)
 
     assert (rule.mode, rule.mode_from) == (mode, by)
 
 
-def test_how_many_may_leave_without_an_operator() -> None:
+def test_the_number_of_machines_that_may_leave_without_an_operator() -> None:
     policy = RecoveryPolicy(evict={"share": 0.5})
 
     assert describe(policy).breaker.without_operator is None

@@ -45,7 +45,7 @@ def test_a_sure_fault_of_the_machine_evicts_it() -> None:
     assert [(answer.rule, answer.yes, answer.mode) for answer in decided.asked] == [(SURE, True, EvictMode.ACT)]
 
 
-def test_several_machines_each_by_its_own_fault() -> None:
+def test_several_machines_are_evicted_each_for_its_own_fault() -> None:
     assert evicted(plan(found("m5", "disk-failed"), found("m3"))) == [("m3", SURE), ("m5", SURE)]
 
 
@@ -77,7 +77,7 @@ def test_a_fault_that_all_machines_of_a_small_job_have_evicts_none_of_them(machi
 @pytest.mark.parametrize(
     ("faulty", "machines"), [(("m0",), ("m0",)), (("m0",), ("m0", "m1")), (("m0", "m1"), ("m0", "m1", "m2"))]
 )
-def test_a_fault_that_some_machines_of_a_small_job_have_is_theirs(
+def test_a_fault_that_some_machines_of_a_small_job_have_evicts_them(
     faulty: tuple[str, ...], machines: tuple[str, ...]
 ) -> None:
     leaving = plan(
@@ -136,7 +136,7 @@ def test_a_link_that_is_not_down_for_good_is_tolerated_when_the_job_stops(alert:
     assert why_not("m2", alert)[0] == ALERT
 
 
-def test_a_link_that_no_job_uses_evicts_nobody() -> None:
+def test_a_link_that_no_job_uses_evicts_no_machine() -> None:
     unused = found("m2", "nic-down", ago_s=20, verdict=Health.UNKNOWN, owner=Owner.UNKNOWN, sure=False)
 
     assert why_not("m2", unused, earlier=(unused,))[0] == "unknown-verdict"
@@ -204,7 +204,7 @@ def test_a_silent_agent_evicts_no_machine_whose_ranks_step(quiet: dict[str, floa
         ({"owner": Owner("neighbour")}, "other-owner"),
     ],
 )
-def test_the_rule_that_answers_a_finding_that_is_not_enough(fields: dict[str, Any], rule: str) -> None:
+def test_a_finding_that_evicts_no_machine_is_answered_by_a_rule(fields: dict[str, Any], rule: str) -> None:
     assert why_not("m1", found("m1", **fields))[0] == rule
 
 
@@ -265,13 +265,13 @@ def test_the_names_of_rules_do_not_change() -> None:
         ("from a later release", "shadow", "shadow"),
     ],
 )
-def test_a_rule_goes_no_further_than_the_policy(ceiling: str, own: str, mode: str) -> None:
+def test_the_mode_of_a_rule_is_limited_by_that_of_the_policy(ceiling: str, own: str, mode: str) -> None:
     policy = RecoveryPolicy(evict={"mode": EvictMode(ceiling), "rules": {SURE: EvictMode(own)}})
 
     assert mode_of(next(rule for rule in RULES if rule.name == SURE), policy) == mode
 
 
-def test_active_alerts_count_together_by_their_own_times_however_long_ago_they_began() -> None:
+def test_two_active_alerts_count_together_however_long_ago_they_began() -> None:
     later = plan(link_down("m2"), earlier=(flap("m2", ago_s=200),), now_ns=NOW + 900 * S)
 
     assert evicted(later) == [("m2", ALERT)]

@@ -80,7 +80,7 @@ def test_each_kind_of_failure_has_its_path(at: LadderFacts, path: str, rungs: li
     assert climbed(at) == rungs
 
 
-def test_a_first_crash_is_restarted_at_once_and_the_second_one_tested() -> None:
+def test_the_first_crash_leads_to_a_restart_and_the_second_one_to_tests() -> None:
     first = next_rung(facts(), POLICY)
     assert (first.rung, first.tried, first.text) == (R, False, "the cause is not known")
     second = next_rung(facts(tried=(one(R),)), POLICY)
@@ -102,7 +102,7 @@ def test_rungs_that_cannot_be_tried_are_skipped_with_the_reason() -> None:
     ("mode", "rung", "asks"),
     [("act", D, False), ("approve", D, True), ("shadow", R, False), ("off", R, False), ("a later word", D, True)],
 )
-def test_a_rung_goes_as_far_as_its_mode(mode: str, rung: Rung, asks: bool) -> None:
+def test_the_mode_of_a_rung_decides_whether_it_is_tried(mode: str, rung: Rung, asks: bool) -> None:
     policy = RecoveryPolicy(ladder={"modes": {D: RungMode(mode)}})
     step = next_rung(facts(failure(Symptom.NOT_FINITE)), policy)
     assert (step.rung, step.asks) == (rung, asks)
@@ -266,7 +266,7 @@ def test_the_ladder_ends(at: LadderFacts, policy: RecoveryPolicy) -> None:
 
 
 @given(FACTS, POLICIES)
-def test_no_rung_is_chosen_that_is_to_be_skipped(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_a_rung_to_be_skipped_is_not_chosen(at: LadderFacts, policy: RecoveryPolicy) -> None:
     step = next_rung(at, policy)
     if step.rung is not R:
         assert mode_of(step.rung, policy) in {RungMode.ACT, RungMode.APPROVE}
@@ -285,7 +285,7 @@ def test_a_replay_comes_last_and_after_the_tests(at: LadderFacts, policy: Recove
 
 
 @given(FACTS, POLICIES)
-def test_no_machine_is_tested_for_a_fault_of_something_else(at: LadderFacts, policy: RecoveryPolicy) -> None:
+def test_no_machine_is_tested_if_the_fault_is_elsewhere(at: LadderFacts, policy: RecoveryPolicy) -> None:
     if path_of(at).name in {"update", "explained", "elsewhere", "user-error", "new-code"}:
         assert not {D, P} & {*climbed(at, policy)}
 
@@ -297,6 +297,6 @@ def test_a_rung_that_was_tried_is_followed_by_a_later_one(at: LadderFacts, polic
     assert later.position > step.position or later.last
 
 
-def test_the_last_path_always_fits_and_every_path_has_its_own_name() -> None:
+def test_the_last_path_fits_any_failure_and_names_of_paths_are_unique() -> None:
     assert len({path.name for path in PATHS}) == len(PATHS)
     assert all(PATHS[-1].fits(at) for at in (facts(), facts(failure(Symptom("new")))))

@@ -64,7 +64,7 @@ def time_up(*ranks: RankState, showing: Showing = NOTHING, world_size: int = 2) 
 
 
 def judged(*ranks: RankState, **fields: Any) -> Confirmation:
-    """The judgement of a launch that is not open any more."""
+    """The judgement of a launch that can already be judged."""
     confirmation = judge(*ranks, **fields)
     assert confirmation is not None
     return confirmation
@@ -98,7 +98,7 @@ def test_a_job_may_finish_before_its_steps_are_seen() -> None:
     assert judged(*(replace(STEPPED, rank=rank, alive=False, finished=True) for rank in (0, 1))).ok
 
 
-def test_a_script_that_showed_no_step_yet_counts_as_running_after_a_while_and_not_as_confirmed() -> None:
+def test_a_script_that_never_showed_a_step_runs_unconfirmed_after_a_while() -> None:
     silent = replace(STARTED, attached=False)
     ranks = (silent, replace(silent, rank=1))
 
@@ -108,7 +108,7 @@ def test_a_script_that_showed_no_step_yet_counts_as_running_after_a_while_and_no
     assert judge(*ranks, showing=NOTHING, now_s=12, known_alive=True) is None, "then its steps are awaited"
 
 
-def test_a_script_that_showed_steps_before_is_not_confirmed_by_living() -> None:
+def test_a_script_that_showed_steps_before_is_confirmed_only_by_steps() -> None:
     """A script with a slow import lives for longer than ``confirm.alive_s``, and may then fail as it did before."""
     plain = replace(STARTED, attached=False)
 
@@ -136,7 +136,7 @@ def test_a_call_of_the_optimizer_is_a_step_of_a_script_that_did_not_join() -> No
     assert judged(plain, replace(plain, rank=1), showing=NOTHING).ok
 
 
-def test_a_rank_that_never_showed_a_step_only_has_to_live() -> None:
+def test_a_rank_that_never_showed_a_step_needs_only_to_live() -> None:
     stepping = replace(STARTED, attached=False, optimizer_steps=5)
     server = replace(STARTED, rank=1, attached=False)
     without_server = Showing(kind="calls", silent=[1])
@@ -210,7 +210,7 @@ def test_the_parts_sum_up_to_the_time_from_fork_to_step() -> None:
 
 
 def test_a_script_without_a_loop_that_has_nothing_left_to_do_is_no_failure() -> None:
-    """The script was killed while it saved its results; restarted, it finds all steps done and leaves with code 0."""
+    """The script was killed while it saved its results. After a restart it finds all steps done, and exits with 0."""
     done = replace(PLAIN, alive=False, code=0)
 
     assert judge(PLAIN, replace(done, rank=1), showing=NOTHING) is None

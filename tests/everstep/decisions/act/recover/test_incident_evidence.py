@@ -45,7 +45,7 @@ def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
 
 
 def m2_empty(**more: Any) -> Evidence:
-    """m2 lost its memory; a rank on m0 failed since its connection broke, and the others were stopped."""
+    """m2 lost its memory; a rank on m0 failed since its connection broke, and the other ranks were stopped."""
     victim = exited(rank=1, machine="m0", code=1, time_ns=5, completed_steps=20, exception=GLOO)
     exits = [victim, *stopped(21, range(2, 4)), *stopped(20, range(1))]
     copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
@@ -208,8 +208,8 @@ def test_a_slot_that_its_rank_reported_as_damaged_is_named_and_not_chosen() -> N
     [
         ([raised(1, CORRUPT, stopped_by_us=True)], 20, [(2, 20)]),
         ([raised(1, "ValueError: CorruptCheckpoint")], 20, [(2, 20)]),
-        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # it restored from a folder: the slot is not to blame
-        ([raised(1, CORRUPT)], 10, [(2, 10)]),  # it restored another step
+        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # the rank restored from a folder, so the slot is not to blame
+        ([raised(1, CORRUPT)], 10, [(2, 10)]),  # the rank restored another step
     ],
 )
 def test_only_the_slot_from_which_a_rank_restored_is_left_out(

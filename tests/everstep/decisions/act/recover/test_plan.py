@@ -318,9 +318,7 @@ def pcie_error(*, sure: bool) -> tuple[IncidentState, Evidence]:
     ("sure", "action", "path"),
     [(False, Action.DIAGNOSE, "unclear"), (True, Action.REATTEMPT, "explained")],
 )
-def test_at_the_second_crash_a_machine_is_tested_that_a_finding_does_not_name_for_sure(
-    sure: bool, action: Action, path: str
-) -> None:
+def test_after_a_second_crash_an_unsure_finding_leads_to_tests(sure: bool, action: Action, path: str) -> None:
     known, found = pcie_error(sure=sure)
     plan = plan_restart(found, known)
     assert plan.rung is not None and (plan.action, plan.rung.path) == (action, path)

@@ -217,7 +217,7 @@ def test_the_rules_that_an_operators_resume_does_not_overrule() -> None:
     assert binding == {"search-for-newer", "machine-silent", "newer-may-exist", "copies-out-of-reach", "resumed"}
 
 
-def test_the_rules_that_count_failures_are_of_the_code_and_every_rule_has_its_own_name() -> None:
+def test_rules_that_count_failures_are_about_code_and_names_are_unique() -> None:
     assert all(rule.of_the_code for rule in RULES if rule.counts_failures)
     assert len({rule.name for rule in RULES}) == len(RULES)
 
@@ -255,7 +255,7 @@ anything = st.builds(
 
 
 @given(anything)
-def test_every_verdict_names_its_rule_and_only_silence_is_awaited(known: RestartFacts) -> None:
+def test_every_verdict_has_a_rule_and_only_silent_machines_are_awaited(known: RestartFacts) -> None:
     verdict = decide(known, POLICY)
     rule = next(rule for rule in RULES if rule.name == verdict.rule)
     assert rule.applies(known) and verdict.text
@@ -304,6 +304,6 @@ def test_a_job_that_trains_well_is_not_parked_for_its_number_of_failures() -> No
     assert decide(facts(history=history, trains_well=True), POLICY).rule == "try-again"
 
 
-def test_a_job_is_not_launched_beside_ranks_that_are_not_gone() -> None:
+def test_a_job_is_not_launched_beside_dying_ranks() -> None:
     dying = Evidence(generation=1, dying={"m1": "rank 3 (pid 4711, state D) has been dying for 40 s"})
     assert decide(facts(evidence=dying), POLICY).rule == "machine-silent"

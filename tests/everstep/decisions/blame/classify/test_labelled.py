@@ -48,7 +48,7 @@ def test_every_log_but_one_is_classified_right() -> None:
     assert {log.path: fault for log, fault in verdicts if fault != log.fault} == WRONG
 
 
-def test_every_log_has_a_label_and_every_label_a_class() -> None:
+def test_every_log_has_a_label_and_every_label_is_a_class() -> None:
     entries = labelled()
     inside = {path for path in FOLDER.rglob("*.log") if path.is_file()}
     tops = [FOLDER / entry.path for entry in entries]

@@ -32,7 +32,7 @@ def test_every_example_has_a_trigger(rule: LogRule) -> None:
     assert rule.hints == rule.hints.lower()
 
 
-def test_names_are_unique_and_no_consequence_has_a_sure_owner_but_the_network() -> None:
+def test_names_are_unique_and_the_owner_of_a_consequence_is_unknown_or_the_network() -> None:
     assert [name for name, count in Counter(rule.name for rule in LOG_RULES).items() if count > 1] == []
     assert {rule.owner for rule in LOG_RULES if rule.role > Role.CAUSE} <= {Owner.UNKNOWN, Owner.NETWORK}
 

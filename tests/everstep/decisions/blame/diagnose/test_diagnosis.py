@@ -95,7 +95,7 @@ def broken(*how: str, kind: str = "8 x cpu", test: str = "all-to-all") -> dict[s
 
 
 @pytest.mark.parametrize("reason", sorted(BREAKS))
-def test_a_machine_is_at_fault_if_a_test_breaks_twice_that_most_of_its_kind_pass(reason: str) -> None:
+def test_a_machine_is_at_fault_if_it_breaks_a_test_twice_and_most_machines_pass(reason: str) -> None:
     found = judge(broken("", reason, ""))
     assert (found.faulty, codes(found)["m1"]) == (["m1"], [reasons.FAILS_ALONE.code, reason])
     assert unsure_tests(found.model_copy(update={"tests": ["all-to-all"]})) == ["all-to-all"]
@@ -115,7 +115,7 @@ def test_only_sure_faults_count_if_the_tests_cannot_be_repeated() -> None:
     assert only.faulty == ["m2"]
 
 
-def test_another_test_that_breaks_confirms_nothing() -> None:
+def test_a_different_broken_test_confirms_no_fault() -> None:
     first, second = judge(broken("", "test-crashed", "")), judge(broken("", "test-crashed", "", test="memory"))
     assert first.faulty == second.faulty == ["m1"] and confirmed(first, second).faulty == []
 
@@ -208,7 +208,7 @@ def test_machines_of_other_kinds_have_other_bandwidths() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(1e3, 1e12), max_size=9), st.floats(0.01, 0.99))
-def test_most_are_never_below(figures: dict[str, float], share: float) -> None:
+def test_most_figures_are_never_far_below_the_median(figures: dict[str, float], share: float) -> None:
     found = below(figures, share)
 
     assert len(found) * 2 <= len(figures)
@@ -267,7 +267,7 @@ def test_a_machine_that_is_named_for_slow_pairs_is_tested_a_second_time(
     assert confirmed(first, judge(tested, ring(8))).faulty == (["m4"] if sure else [])
 
 
-def test_a_machine_that_fails_with_two_is_named_for_sure_although_a_third_pair_is_slow() -> None:
+def test_a_machine_that_fails_in_two_pairs_is_a_sure_fault_despite_a_slow_pair() -> None:
     pairs = ring(8, (3, 4), (4, 5))
     slow = PairResult(test="nic", machines=("m1", "m4"), passed=True, measures={"bytes_per_second": 1e7})
     found = judge({f"m{number}": [DiagnosticResult(test="memory")] for number in range(8)}, [*pairs, slow])

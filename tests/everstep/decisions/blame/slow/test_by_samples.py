@@ -25,7 +25,7 @@ from everstep.model.slow import SlowConclusion, SlowRound
 from everstep.model.topology import Topology
 
 DP = Topology.of(4, 2, tp=2)
-"""Four machines with two ranks each, which are a tensor-parallel group; the machines are data parallel."""
+"""Four machines with two ranks each. The ranks of a machine are a tensor-parallel group; machines are data parallel."""
 PIPELINE = Topology.of(8, 1, pp=2)
 NAMES = [f"m{number}" for number in range(8)]
 USUAL = RankTimes(0.4, 0.2, CpuPerStep(0.05, 0.01), CpuPerStep(0.05, 0.01))
@@ -55,7 +55,7 @@ def vote(
 ON_M2 = {4: 1.0, 5: 0.9}
 
 
-def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
+def test_a_machine_is_slow_if_the_vote_and_its_own_past_agree() -> None:
     found = judge_rounds(vote(ON_M2, {4: STARVED, 5: STARVED}), 3)
     assert (found.conclusion, found.machines, found.suspects) == (SlowConclusion.MACHINE, ["m2"], ["m2"])
     assert (found.ranks, found.flags, found.rounds, found.generation) == ([4, 5], 5, 5, 3)
@@ -94,7 +94,7 @@ def test_the_machine_that_the_vote_and_its_own_past_name_is_the_one() -> None:
     ],
     ids=["same", "longer", "more-work", "slower", "always", "hardly-more", "all", "in-proportion", "unknown"],
 )
-def test_no_machine_leaves_for_the_vote_alone(
+def test_the_vote_alone_evicts_no_machine(
     evidence: Mapping[int, RankTimes], conclusion: SlowConclusion, growth: Growth
 ) -> None:
     rounds = vote(ON_M2, evidence)
@@ -172,7 +172,7 @@ def test_a_healthy_job_loses_no_machine_whatever_its_samples_show(seed: int, usu
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), slow=st.integers(0, 3), factor=st.floats(2.0, 4.0))
-def test_a_machine_at_half_speed_or_less_is_the_only_one_that_may_leave(seed: int, slow: int, factor: float) -> None:
+def test_only_the_slow_machine_may_leave(seed: int, slow: int, factor: float) -> None:
     """The ranks of the slow machine compute nearly all the time, unlike the other ranks."""
     draw = random.Random(seed)
     own = DP.ranks(slow)
