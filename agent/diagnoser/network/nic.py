@@ -1,4 +1,4 @@
-"""The NIC test: TCP between two machines in both directions, through the interfaces on which their agents listen."""
+"""The NIC test sends TCP data between two machines in both directions, through the interfaces of their agents."""
 
 from __future__ import annotations
 
