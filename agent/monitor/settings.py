@@ -1,4 +1,4 @@
-"""The settings of an agent's inspections: periods, thresholds, inspections that are off, and programs of the site.
+"""This module has the settings of inspections: periods, thresholds, inspections that are off, programs of the site.
 
 The file is TOML; every table is optional::
 

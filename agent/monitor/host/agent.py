@@ -1,4 +1,4 @@
-"""The inspection of the agent itself."""
+"""This module inspects the agent itself."""
 
 from __future__ import annotations
 
