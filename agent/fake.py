@@ -144,7 +144,7 @@ class FakeAgent:
 
         Args:
             machine: The name of its machine.
-            answers: Answers that replace those of this agent.
+            answers: Answers that replace the default answers of this agent.
 
         Raises:
             ValueError: a name is not a method of an agent.

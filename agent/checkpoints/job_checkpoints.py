@@ -145,7 +145,7 @@ class JobCheckpoints:
             with contextlib.closing(SlotFile(path)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
             with contextlib.closing(SlotReader(path)) as reader:
-                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets them anew
+                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets new pins
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))

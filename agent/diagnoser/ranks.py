@@ -49,7 +49,7 @@ class Meeting:
 
 
 LINGER_S = 1.0
-"""Longest wait for the answers of other ranks after one has failed, seconds."""
+"""Longest wait for the answers of the other ranks after one rank has failed, seconds."""
 NO_ANSWER, GLOO = "ended without an answer", "gloo"
 """The first is in messages about a rank that was killed, the second about a rank that waited for another rank."""
 

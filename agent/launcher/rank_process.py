@@ -274,7 +274,7 @@ def warn_of_ignored(read: Mapping[str, str | None]) -> None:
 
 
 def fit_torch() -> None:
-    """Apply this rank's environment to what torch and numpy read at import, and seed the generators anew."""
+    """Apply this rank's environment to settings that torch and numpy read at import, and seed the generators again."""
     import numpy.random
     import torch
     import torch.distributed
@@ -349,7 +349,7 @@ def _watch_optimizer(rank: int, report: Any) -> None:
 
     def before(*_: object) -> None:
         now = report.snapshot()
-        if not now.attached:  # else the training library injects the faults, at the true step
+        if not now.attached:  # if it is attached, the training library injects the faults
             faults.meet("step", now.optimizer_steps)
 
     register_optimizer_step_pre_hook(before)

@@ -44,7 +44,7 @@ class InspectionResult:
 
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, float] = field(default_factory=dict)
-    """Name and value of each measure. Names are those of Prometheus, with a unit and with labels, e.g.
+    """Name and value of each measure. The names follow the rules of Prometheus, with a unit and with labels, e.g.
     ``node_network_speed_bytes{device="eth0"}``."""
     facts: dict[str, str] = field(default_factory=dict)
     """Properties that should be equal on all machines of a job, e.g. the version of the driver."""
@@ -85,7 +85,7 @@ class Site:
     """Returns the ranks that the agent started. It is called in the thread of an inspection."""
     variables: Callable[[], list[Mapping[str, str]]] = lambda: [os.environ]
     """Returns, for each job on the machine, the variables of its ranks that say which interfaces they use; if there is
-    no job, those of the agent."""
+    no job, it returns the variables of the agent."""
     healthy_gpus: dict[str, int] = field(default_factory=dict)
     """GPU, as findings name it → the last time at which an inspection found it healthy and its driver asked for no
     recovery, nanoseconds. All inspections share this table."""

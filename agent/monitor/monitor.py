@@ -337,7 +337,7 @@ class Monitor:
         return worst_first(finding for inspector in self.inspectors for finding in inspector.result.findings)
 
     def clear(self, reason: str) -> int:
-        """Forget what findings with a reason code are based on; returns the number of active ones."""
+        """Forget what findings with a reason code are based on; returns the number of such active findings."""
         for reported in self._reported.values():
             reported.ended = reported.ended or reported.finding.reason == reason
         return sum(inspector.clear(reason) for inspector in self.inspectors)

@@ -81,7 +81,7 @@ class MonitorSettings(BaseModel):
             origin: Beginning of error messages, e.g. the path of the file.
 
         Raises:
-            ConfigError: an inspection, a setting or a value does not exist; the message lists those that do.
+            ConfigError: an inspection, a setting or a value does not exist; the message lists the existing ones.
         """
         own = {"off", "silence", "check"}
         limits = {name: value for name, value in table.items() if name not in own}

@@ -27,7 +27,7 @@ LEAST_S = 0.2
 SETTLES_S = 0.5
 """When py-spy is killed, the state of the traced process shows within this time whether it continues, seconds."""
 MOST_BYTES = 4 << 20
-"""Largest dump of one process; a larger one is left out."""
+"""Largest dump of one process, bytes; a larger dump is left out."""
 PROBLEM_CHARACTERS = 200
 
 logger = structlog.get_logger()
@@ -43,7 +43,7 @@ class StackDump(NamedTuple):
 
 
 def py_spy() -> str | None:
-    """Return the path of py-spy in this installation, or else on the ``PATH``; None: it is not installed."""
+    """Return the path of py-spy in this installation, or else from the ``PATH``; None: it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 

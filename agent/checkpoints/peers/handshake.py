@@ -106,7 +106,7 @@ class Handshakes:
                 for key, _ in self._selector.select(self._patience()):
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif key.data.connection in self._waiting:  # not turned away meanwhile
+                    elif key.data.connection in self._waiting:  # it was not closed meanwhile
                         self._read_greeting(key.data)
                 self._turn_away_late()
         finally:

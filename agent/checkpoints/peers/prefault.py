@@ -1,4 +1,4 @@
-"""This module prepares the memory of a slot during its transfer: a thread makes the kernel clear pages meanwhile."""
+"""This module prepares the memory of a slot: the kernel clears its pages in a thread while the bytes arrive."""
 
 from __future__ import annotations
 

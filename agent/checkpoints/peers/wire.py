@@ -90,7 +90,7 @@ class Wire:
             length: Length of the piece, bytes.
 
         Raises:
-            ConnectionError: the bytes do not exist any more: the other side has a part of the piece, and gets no more.
+            ConnectionError: the bytes do not exist any more, so the other side gets only a part of the piece.
         """
         self._send(_U32.pack(length), socket.MSG_MORE)
         done = 0

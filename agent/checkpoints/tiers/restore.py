@@ -64,7 +64,10 @@ def restore_shard(
 
 
 def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
-    """Return the folder that has the chosen save, else a folder with any save of the rank, else the first folder."""
+    """Return the folder that has the chosen save.
+
+    If there is none, return a folder with any save of the rank; if there is none either, return the first folder.
+    """
     there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
     for folder in there:
         with contextlib.suppress(CheckpointError):

@@ -39,7 +39,7 @@ def hello(secret: str, position: int) -> bytes:
 
 
 def greet(connection: socket.socket, secret: str, position: int) -> None:
-    """Prove that this end knows the secret, and check that the other end does.
+    """Prove that this end knows the secret, and check that the other end knows it too.
 
     Raises:
         CannotInspect: the other end does not know the secret.

@@ -45,7 +45,7 @@ def expected(sys: Path, proc: Path, dev: Path) -> list[str]:
 
 
 def usable_and_others(sys: Path, proc: Path, dev: Path) -> tuple[list[str], list[str]]:
-    """Return the PCI addresses of the GPUs with a driver that may be used here, and of those that are for others."""
+    """Return the PCI addresses of GPUs with a driver, in two lists: GPUs to be used here, and GPUs for others."""
     minors = {address: gpu.get("Device Minor") for address, gpu in nvidia_gpus(proc).items()}
     usable: list[str] = []
     others: list[str] = []

@@ -26,7 +26,7 @@ DIES_S = 1.0
 ERROR_BYTES = 2000
 """Largest part of the error output of a crashed process that is read."""
 ANSWER_BYTES = 16 << 20
-"""Largest length of an answer (that of 16 GPUs has about 100 KB)."""
+"""Largest length of an answer (the answer for 16 GPUs has about 100 KB)."""
 
 
 class GpusSilent(Exception):

@@ -28,7 +28,7 @@ class AgentLimits(Limits):
 
 
 class AgentInspection(Inspection):
-    """Inspects whether the agent can do its work, and measures what it uses."""
+    """Inspects whether the agent can do its work, and measures the resources that it uses."""
 
     name: ClassVar[str] = "agent"
     inspects: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"

@@ -59,7 +59,7 @@ PSEUDO = frozenset(
         *("efivarfs", "ramfs", "squashfs", "iso9660", "overlay"),
     }
 )
-"""Kinds that are not inspected: virtual file systems, read-only ones, and those of containers."""
+"""Kinds of file systems that are not inspected: virtual, read-only, or used by containers."""
 
 
 class MountsLimits(Limits):

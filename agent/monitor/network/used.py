@@ -18,7 +18,7 @@ NCCL_SOCKETS, GLOO_SOCKETS, HCAS, NO_IB = (
 VARIABLES = (NCCL_SOCKETS, GLOO_SOCKETS, HCAS, NO_IB)
 """The variables that say which interfaces and ports a job uses."""
 USB = ("enx", "usb")
-"""Beginnings of the names of USB network cards, such as that of a BMC. They count only if they are named."""
+"""Beginnings of the names of USB network cards, e.g. of a BMC. A job uses such a card only if a variable names it."""
 
 Variables = Mapping[str, str]
 
