@@ -1,1 +1,1 @@
-"""The node agent: starts, watches and stops the ranks of one machine."""
+"""The node agent starts, watches and stops the ranks of one machine."""

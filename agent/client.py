@@ -1,7 +1,8 @@
-"""Clients of agents: each rpc is a method, and gRPC's errors become errors of everstep.
+"""This module has the client of an agent, with a method for each rpc; it converts gRPC's errors to errors of everstep.
 
-Unless the security is an argument, these variables name its files: ``EVERSTEP_AGENT_CA_FILE`` (which turns TLS on),
-``EVERSTEP_AGENT_TOKEN_FILE``, and for client certificates ``EVERSTEP_AGENT_CERT_FILE`` and ``EVERSTEP_AGENT_KEY_FILE``.
+If the caller passes no ``security``, environment variables name the files: ``EVERSTEP_AGENT_CA_FILE`` (if it is set,
+TLS is used), ``EVERSTEP_AGENT_TOKEN_FILE``, and, for a client certificate, ``EVERSTEP_AGENT_CERT_FILE`` and
+``EVERSTEP_AGENT_KEY_FILE``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJo
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within 0.5 s; gRPC's default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Also the time limit for making a connection, TLS included; many or distant connections need this time.
+    # This is also the time limit for making a connection, TLS included. Connections to many machines at once, or to
+    # distant machines, need this much time.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # These pings let an open stream detect a machine that vanished.
@@ -39,7 +41,7 @@ OPTIONS: list[tuple[str, Any]] = [
 CONNECTING = 64
 """The largest number of connections that are made at the same time."""
 TURN_S = 0.2
-"""If making a connection takes longer, the next one begins, because the machine may be gone, seconds."""
+"""If a client needs longer than this to connect, seconds, the next client may connect too: the machine may be gone."""
 
 UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
@@ -111,7 +113,7 @@ class AgentClient:
             raise translate(self.address, error, tls=self.tls) from error
 
     async def try_code(self, request: pb.TryCodeRequest, *, timeout_s: float | None = None) -> pb.TryCodeReply:
-        """Run a script until it joins the job, independent of the job."""
+        """Run a script until it joins the job. This trial is independent of the ranks of the job."""
         return await self._call(self._stub.TryCode, request, timeout_s)
 
     async def align_ranks(self, request: pb.AlignRanksRequest, *, timeout_s: float | None = 5.0) -> pb.AlignRanksReply:
@@ -123,7 +125,7 @@ class AgentClient:
         return await self._call(self._stub.Launch, request, timeout_s)
 
     async def stop(self, request: pb.StopRequest, *, timeout_s: float | None = None) -> pb.StopReply:
-        """Kill and fence generations; returns evidence and checkpoints."""
+        """Kill the ranks of generations and fence these generations; returns evidence and checkpoints."""
         return await self._call(self._stub.Stop, request, timeout_s)
 
     async def checkpoints(
@@ -139,17 +141,17 @@ class AgentClient:
         return await self._call(self._stub.CheckStorage, request, timeout_s)
 
     async def restore(self, request: pb.RestoreRequest, *, timeout_s: float | None = None) -> pb.RestoreReply:
-        """Copy states into the machine's own slots, verified."""
+        """Copy states into the machine's own slots, and verify them."""
         return await self._call(self._stub.Restore, request, timeout_s)
 
     async def persist(self, request: pb.PersistRequest, *, timeout_s: float | None = 5.0) -> pb.PersistReply:
-        """Request a future step on disk as well."""
+        """Request that a future step is written to disk as well."""
         return await self._call(self._stub.Persist, request, timeout_s)
 
     async def align_backups(
         self, request: pb.AlignBackupsRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AlignBackupsReply:
-        """Notify the agent which step every rank has, and which step to back up next."""
+        """Notify the agent of the step that every rank has, and of the step to back up next."""
         return await self._call(self._stub.AlignBackups, request, timeout_s)
 
     async def open_exchange(
@@ -173,15 +175,15 @@ class AgentClient:
     async def acknowledge(
         self, request: pb.AcknowledgeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.AcknowledgeReply:
-        """Notify the agent which observations it need not keep."""
+        """Acknowledge observations, so that the agent need not keep them any more."""
         return await self._call(self._stub.Acknowledge, request, timeout_s)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
-        """Stream observations after a number, then new observations; endless."""
+        """Stream the observations after a number, and then new observations. The stream does not end by itself."""
         return self._stream(self._stub.Observe, request)
 
     def progress(self, request: pb.ProgressRequest) -> AsyncIterator[pb.ProgressReply]:
-        """Stream the progress of each rank, on change and once a second; endless."""
+        """Stream the progress of each rank, at each change and once a second. The stream does not end by itself."""
         return self._stream(self._stub.Progress, request)
 
     def steps(self, request: pb.StepsRequest) -> AsyncIterator[pb.StepsReply]:
@@ -235,7 +237,7 @@ class AgentClient:
             call.cancel()
 
     async def _connect(self) -> None:
-        """Wait for the turn to connect if many clients connect; the call itself shows whether this succeeds."""
+        """If many clients connect, wait for this client's turn. The call that follows shows whether it is connected."""
         state = self.channel.get_state()
         if self._gate is None or state is not grpc.ChannelConnectivity.IDLE:
             return
@@ -249,7 +251,7 @@ class AgentClient:
 
 
 def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -> Exception:
-    """Return the error of everstep for a gRPC status, by the table of ``agent/statuses.py``."""
+    """Return the error of everstep for a gRPC status; ``agent/statuses.py`` has the table of both."""
     details = error.details() or error.code().name
     kind = error_of(error.code())
     if kind is AgentUnreachable:

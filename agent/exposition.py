@@ -1,8 +1,9 @@
-"""The metrics of a process for Prometheus: samples by name and labels, and the HTTP server for them.
+"""This module serves the metrics of a process to Prometheus: it collects samples and runs the HTTP server.
 
 Agents and workers share this module. Names follow the rules of Prometheus: base units, and the suffix ``_total`` for
-values that only grow. Metrics for which other exporters have names keep these names (``node_…`` of node_exporter,
-``DCGM_…`` of dcgm-exporter, ``process_…`` of client libraries); all other names begin with ``everstep_``.
+values that only grow. If another exporter already has a name for a metric, this name is used (``node_…`` of
+node_exporter, ``DCGM_…`` of dcgm-exporter, ``process_…`` of client libraries); all other names begin with
+``everstep_``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A fake node agent: the real gRPC service on a port of its own, with canned answers and nothing behind them.
+"""This module has a fake node agent: it serves the real gRPC service with prepared answers, and starts no processes.
 
-For tests and benchmarks of whatever talks to agents. What a caller can rely on is that of a real agent, by the same
-code: statuses of errors, repeated request ids, numbered observations, health checks
-(``tests/agent/test_contract.py`` holds both to one list).
+It is for tests and benchmarks of programs that call agents. It uses the code of the real agent, so a caller can rely on
+the same statuses of errors, repeated request ids, numbered observations and health checks
+(``tests/agent/test_contract.py`` runs the same checks on both agents).
 
 ::
 
@@ -16,8 +16,9 @@ Answers have the names of the methods of ``agent.client.AgentClient``. An answer
 - an error of ``everstep.errors``, which the caller gets as from a real agent; with ``AgentUnreachable`` the call fails
   as if there were no agent;
 - ``NEVER``: the call waits until it is cancelled, the agent stops, or the method gets another answer;
-- for a stream: a list of messages, errors and ``NEVER``, which are used in order; the stream ends with the list;
-- a function, which may be async: it gets the request and returns one of these, or an async iterator for a stream.
+- for a stream: a list of messages, errors and ``NEVER``, which are used in order; the stream ends after the last one;
+- a function, which may be async: it gets the request and returns one of the answers above, or an async iterator for a
+  stream.
 
 A method without an answer is refused as ``UNIMPLEMENTED``.
 """
@@ -139,11 +140,11 @@ class FakeAgent:
     def empty(cls, machine: str = "m0", /, **answers: Answer) -> FakeAgent:
         """Return an agent on a machine without jobs, where no job can be started.
 
-        Prepare has no answer, because the agent would have to know the job after it.
+        Prepare has no answer, because after a Prepare the agent would have to know the job.
 
         Args:
             machine: The name of its machine.
-            answers: Answers that replace those of this agent.
+            answers: Answers that replace the default answers of this agent.
 
         Raises:
             ValueError: a name is not a method of an agent.
@@ -204,13 +205,13 @@ class FakeAgent:
         return self.log.append(job=job, generation=generation, **what)
 
     def observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
-        """Answer the method of this name as a real agent: the observations that are not acknowledged, then new ones."""
+        """Answer Observe as a real agent does: yield the observations that are not acknowledged, and then new ones."""
         return self.log.follow(
             request.after_sequence, request.job, lambda: self.active if request.active_findings else ()
         )
 
     def acknowledge(self, request: pb.AcknowledgeRequest) -> pb.AcknowledgeReply:
-        """Answer the method of this name as a real agent: drop the acknowledged observations."""
+        """Answer Acknowledge as a real agent does: drop the acknowledged observations."""
         self.log.acknowledge(request.up_to_sequence, request.job)
         return pb.AcknowledgeReply()
 
@@ -264,7 +265,7 @@ class FakeAgent:
         return self._stream if method.server_streaming else self._reply
 
     async def _reply(self, name: str, request: Any, context: Context) -> Message:
-        """Answer a method that is no stream."""
+        """Answer a method whose reply is not a stream."""
         with self._recorded(name, request):
             try:
                 if not hasattr(request, "request_id"):
@@ -286,7 +287,7 @@ class FakeAgent:
         return cast(Message, await self._outcome(name, request))
 
     async def _stream(self, name: str, request: Any, context: Context) -> None:
-        """Answer a method with a stream of replies. It is no generator, so that the answer's iterator ends with it."""
+        """Answer a method whose reply is a stream. It is no generator, so that the answer's iterator is closed too."""
         with self._recorded(name, request):
             try:
                 await _send(await self._outcome(name, request), context)

@@ -1,4 +1,4 @@
-"""The process of an agent: its options, its start, and its orderly end."""
+"""This module is the process of an agent: it defines the options, starts all parts of the agent, and ends them."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
 
 SPARED = ("checkpoints", CODE)
-"""Folders in the state folder that may be links to a larger disk. Their permissions are not checked with the state
-folder: those of checkpoints are the user's choice, and the folder of code is checked separately."""
+"""Folders in the state folder that may be links to a larger disk. The check of the state folder's permissions leaves
+them out: the user chooses the permissions of the checkpoints, and the folder of code is checked separately."""
 DRAIN_S = 0.2
-"""Seconds between two copies of step records from the mapped files, which hold the last 4096 records of each rank."""
+"""Step records are copied from the mapped files at this interval, seconds. The mapped file of a rank holds the last
+4096 records."""
 ROTATE_S = 1.0
 CLOSE_S = 2.0
 """When the agent ends, it waits this long for pending writes to its disk, seconds."""
 COLLECT_AFTER = (700, 10, 10)
-"""Thresholds of the garbage collector after the imports. They are Python's defaults, because objects that are not
-collected yet may have large buffers."""
+"""Thresholds of the garbage collector after the imports. They are Python's defaults, because higher thresholds would
+leave garbage in memory for longer, and it may have large buffers."""
 FORK_SERVERS = "fork-servers"
 """Name of the folder with the sockets of fork servers."""
 FAKE_GPUS = "fake-gpus.json"
@@ -88,7 +89,7 @@ class AgentOptions:
     metrics: str = ""
     """``host:port`` where metrics are served for Prometheus; empty: they are not served."""
     log_bytes: int = 64 << 20
-    """The size from which on a rank's log is rotated, bytes."""
+    """A rank's log that is larger than this is rotated, bytes."""
     log_backups: int = 3
 
     @property
@@ -105,7 +106,7 @@ class AgentOptions:
 
 
 async def serve(options: AgentOptions) -> None:
-    """Serve until SIGTERM or SIGINT; ranks and fork servers live on.
+    """Serve until SIGTERM or SIGINT. Ranks and the fork servers of jobs continue to run after that.
 
     Raises:
         ConfigError: an option is invalid, the port is in use, a folder is not private to this user, or another agent
@@ -206,7 +207,8 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         host=options.host,
         state_dir=options.state_dir,
         shm_dir=options.shm_dir,
-        # In a local cluster one computer has the agents of all machines: each reads only its own lines and GPUs.
+        # In a local cluster the agents of all machines run on one computer. Each agent reads only the lines of the
+        # kernel log and the simulated GPUs of its own machine.
         kernel_log_tag=shared.tag_of(cluster, options.machine, options.state_dir) if cluster else "",
         fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
         shared_folders=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),

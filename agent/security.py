@@ -1,8 +1,8 @@
-"""TLS and the bearer token for calls of agents, by the control plane and by other agents.
+"""This module protects the calls of agents with TLS and a bearer token.
 
-A caller of an agent can run programs as the agent's user. So every call needs the token, also on loopback addresses,
-which all users of a machine can reach. On other addresses TLS is required too. Options and variables name the files of
-tokens and keys, and never contain their values.
+The control plane and other agents call an agent, and a caller can run programs as the agent's user. So every call needs
+the token, also on loopback addresses, which all users of a machine can reach. On other addresses TLS is required too.
+Options and variables name the files of tokens and keys, and never contain the tokens and keys themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAKE_TOKEN = "make one with '(umask 077; openssl rand -hex 32 > FILE)'"
 
 logger = structlog.get_logger()
 
-if TYPE_CHECKING:  # gRPC's classes take type arguments in its stubs only
+if TYPE_CHECKING:  # gRPC's classes accept type arguments in its type stubs, but not at run time
     Handler = grpc.RpcMethodHandler[Any, Any]
     Interceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:
@@ -70,7 +70,7 @@ def read_secret(path: Path, what: str) -> bytes:
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """The files of an agent's TLS and token, and with them what the agent requires of its callers."""
+    """The files with an agent's certificate, key and token. They determine what the agent requires of its callers."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -166,7 +166,7 @@ class TokenCheck(Interceptor):
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """The files of the TLS and token that a caller of agents uses."""
+    """The files with the CA, the token, the certificate and the key that a caller of agents uses."""
 
     ca_file: Path | None = None
     token_file: Path | None = None
@@ -208,7 +208,7 @@ def check_pair(cert: Path, key: Path) -> float:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert, key, password="")  # never asks a terminal
+        context.load_cert_chain(cert, key, password="")  # without this, it may ask for a password on the terminal
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"the key {key} does not belong to the certificate {cert}: give the pair") from error

@@ -1,4 +1,4 @@
-"""The table by which an agent turns errors into gRPC statuses, and the control plane turns them back."""
+"""This module converts an agent's errors to gRPC statuses, and the statuses back to errors for the control plane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ STATUSES: dict[type[Exception], grpc.StatusCode] = {
     OSError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AgentError: grpc.StatusCode.ABORTED,
 }
-"""Error → the status of an agent's answer. The first entry that fits is used; without one the status is ``ABORTED``."""
+"""Error → the status of an agent's answer. The first entry that fits the error is used. If none fits, the status is
+``ABORTED``."""
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """The statuses that gRPC itself sets if there was no answer in time."""
 

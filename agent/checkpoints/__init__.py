@@ -1,1 +1,1 @@
-"""The copies of training state on this machine: how they are noticed, written, sent and deleted."""
+"""This package detects, writes, sends and deletes the copies of training state on this machine."""

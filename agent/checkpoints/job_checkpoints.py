@@ -1,8 +1,7 @@
-"""The copies of one job's training state on this machine, between a launch and its stop.
+"""This module copies the training state of one job on this machine, between a launch and its stop.
 
-Between Launch and Stop, the watch of saves notifies the sender and the lower tiers of each save, and backups are
-accepted from other machines. Calls may wait for threads and disks, so the runner makes them in a thread, one call at a
-time.
+Between Launch and Stop, a watch detects each save and notifies the sender and the lower tiers, and backups from other
+machines are accepted. Calls may wait for threads and disks, so the runner makes them in a thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class JobCheckpoints:
         self._stale = False
         """Whether backups may exist that are no longer needed."""
         self.disk_asked: int | None = None
-        """The newest step that a Persist requested since the launch, 0: none; None: the agent was restarted since."""
+        """The newest step that a Persist requested since the launch; 0: no step; None: not known after a restart."""
         self._log = logger.bind(job=place.job)
 
     # From Launch to Stop.
@@ -67,7 +66,7 @@ class JobCheckpoints:
 
         Args:
             launch: Checkpoint options of the Launch.
-            unforked: Ranks of the launch that do not run yet: only the agent writes their files.
+            unforked: Ranks of the launch that do not run yet, so that only the agent writes their files.
         """
         self._shut()
         for rank, path in own_files(self.place.shm).items():
@@ -91,7 +90,7 @@ class JobCheckpoints:
         self._save_watch.start()
 
     def stop(self, generation: int) -> None:
-        """Stop all copying for a generation and older ones; it has ended when this method returns."""
+        """Stop all copying for this generation and older ones. When this returns, nothing is copied any more."""
         self.received.stop(generation)
         if self.opened and self.opened.generation <= generation:
             self._shut()
@@ -146,7 +145,7 @@ class JobCheckpoints:
             with contextlib.closing(SlotFile(path)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
             with contextlib.closing(SlotReader(path)) as reader:
-                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets them anew
+                for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets new pins
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
             self._log.warning("later steps of a checkpoint file are not forgotten", path=str(path), reason=str(error))
@@ -159,8 +158,8 @@ class JobCheckpoints:
         """List every slot of the job's own files and of its backups for other machines; files are read in parallel.
 
         Args:
-            verify_own: Also compare the checksums of the contents of own slots, without a time limit: 5 to 8 GB/s on
-                each core (docs/concepts/checkpoints.md).
+            verify_own: Also compare the checksums of the contents of own slots, without a time limit. Each core
+                compares 5 to 8 GB/s (docs/concepts/checkpoints.md).
             verify_backups: Also compare the checksums of backups; a restore from a backup always verifies it.
             own_bytes: Compare the checksums of own slots if all own slots together have at most this many bytes.
         """
@@ -232,7 +231,7 @@ class JobCheckpoints:
 
 
 def slots_of(options: pb.CheckpointOptions) -> int:
-    """Return the number of slots of an own file; 2 if the caller knows no policy."""
+    """Return the number of slots of an own file; 2 if the options do not contain a number."""
     return options.slots or 2
 
 

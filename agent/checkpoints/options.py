@@ -1,7 +1,7 @@
-"""The checkpoint options of a launch, and the locations of a job's copies on this machine.
+"""This module has the checkpoint options of a launch, and the locations of a job's copies on this machine.
 
 Copying (``agent/checkpoints/job_checkpoints.py``) is *open* between Launch and Stop. After Stop nothing is sent,
-received or written, so that the answer of Stop stays true.
+received or written, so that the list of copies in the answer to Stop stays true.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class LaunchOptions:
 
     generation: int
     resume_step: int
-    """Copies of later steps, saved in earlier generations, belong to an abandoned future."""
+    """The step from which the generation resumes. If an earlier generation saved a copy of a later step, the copy
+    belongs to an abandoned future."""
     ranks: tuple[int, ...]
     """Ranks on this machine."""
     options: pb.CheckpointOptions
@@ -48,7 +49,7 @@ class LaunchOptions:
         )
 
     def to_json(self) -> str:
-        """Format the options as a Launch in JSON for the job's record: protobuf keeps the fields of later versions."""
+        """Format the options as a Launch request in JSON, for the job's record. New fields of the messages are kept."""
         kept = pb.LaunchRequest(
             generation=self.generation,
             resume_step=self.resume_step,
@@ -74,7 +75,7 @@ class LaunchOptions:
 
 
 def abandoned(header: SlotHeader, generation: int, resume_step: int) -> bool:
-    """Return whether an earlier generation saved the copy after the step at which this generation began."""
+    """Return whether an earlier generation saved the copy, and its step is later than the one to resume from."""
     later = resume_step <= 0 or header.completed_steps > resume_step
     return header.generation < generation and later
 

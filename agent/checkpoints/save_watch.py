@@ -1,4 +1,4 @@
-"""Detects each save of each rank on this machine when its slot is committed.
+"""This module detects each save of each rank on this machine when the slot is committed.
 
 A rank that committed a slot writes a byte into a FIFO, the *save signal*, without
 waiting. A thread then reads the headers of the job's checkpoint files and reports
@@ -23,7 +23,7 @@ from everstep.system import private_files as private
 from everstep.system.wake_up import WakeUp
 
 POLL_S = 0.25
-"""Interval in which headers are read without a signal, seconds."""
+"""Headers are read at this interval even if no signal arrives, seconds."""
 NAME = "save-signal"
 
 Saved = Callable[[int, SlotHeader], None]
@@ -34,8 +34,9 @@ logger = structlog.get_logger()
 class SaveWatch:
     """Reports every committed slot of a job's own checkpoint files to its subscribers, in one thread.
 
-    Slots that exist at the start are reported too, oldest first: so a subscriber knows the latest state after a restart
-    of the agent. A subscriber must return at once; its errors are logged, and the slot is not reported to it again.
+    Slots that exist at the start are reported too, oldest first, so that a subscriber knows the latest state after a
+    restart of the agent. A subscriber must return at once; its errors are logged, and the slot is not reported to it
+    again.
 
     Args:
         shm: The job's folder in shared memory.
@@ -134,7 +135,7 @@ def _numbered(shm: Path, prefix: str) -> dict[int, Path]:
 
 
 def _open_fifo(path: Path) -> int:
-    """Open the FIFO for reading and writing: with a writer open it does not end when the last rank closes it."""
+    """Open the FIFO for reading and writing, so that it does not end when the last rank closes it."""
     make_fifo(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     assert stat.S_ISFIFO(os.fstat(descriptor).st_mode)

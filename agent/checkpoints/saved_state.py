@@ -1,6 +1,6 @@
-"""The newest copies of each rank's training state, and the reason if a copy is missing.
+"""This module records the newest copies of each rank's training state, and the reason if a copy is missing.
 
-The sender and the disk writer update them from their threads; the rpcs Progress and Describe read them.
+The sender and the disk writer update the records in their threads; the rpcs Progress and Describe read them.
 """
 
 from __future__ import annotations

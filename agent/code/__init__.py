@@ -1,1 +1,1 @@
-"""The snapshots of jobs' code on this machine."""
+"""This package keeps the snapshots of jobs' code on this machine."""

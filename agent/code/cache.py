@@ -1,4 +1,4 @@
-"""The cache of snapshots of code on this machine, in the agent's state folder.
+"""This module is the cache of snapshots of code on this machine, in the agent's state folder.
 
 ::
 
@@ -43,13 +43,13 @@ from everstep.system.code_archive import DIGEST, MAX_BYTES, MAX_FILES, CodeFile,
 FOLDER = "code"
 """Name of the cache's folder in the state folder."""
 KEPT = 20
-"""The number of snapshots that are kept; beyond it the least recently used snapshots are removed."""
+"""If there are more snapshots than this, the least recently used snapshots are removed."""
 KEPT_BYTES = 2_000_000_000
-"""The bytes of all kept snapshots together, beyond which the least recently used are removed."""
+"""If all snapshots together are larger than this, the least recently used snapshots are removed, bytes."""
 MOST_BYTES = MAX_BYTES + MAX_FILES * 4096
 """The size of the largest archive that is accepted, bytes; the largest snapshot needs less."""
 IN_MEMORY = 1 << 20
-"""The size up to which an archive is kept in memory until it is unpacked, bytes."""
+"""An archive up to this size is kept in memory until it is unpacked, bytes."""
 CHUNK_PATIENCE_S = 30.0
 """The longest time between two chunks of a snapshot, seconds."""
 LOOK_PATIENCE_S = 5.0
@@ -184,7 +184,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def kept(self, digest: str) -> Iterator[None]:
-        """Prevent that a snapshot is removed during the context."""
+        """Prevent the removal of a snapshot during the context."""
         self._pinned[digest] += 1
         try:
             yield
@@ -196,7 +196,7 @@ class CodeCache:
     async def _received(
         self, first: pb.CodeChunk, chunks: AsyncIterator[pb.CodeChunk], coming: Path
     ) -> bytearray | None:
-        """Receive an archive: a small one is returned, a larger one is written to a file."""
+        """Receive an archive. A small archive is returned; a larger archive is written to a file."""
         chunk: pb.CodeChunk | None = first
         if first.bytes <= IN_MEMORY:
             archive = bytearray(first.data)
@@ -226,7 +226,7 @@ class CodeCache:
     # In threads.
 
     def _unpack_once(self, small: bytearray | None, coming: Path, digest: str) -> int | None:
-        """Unpack an archive unless its snapshot is here; returns the bytes of the files, None: it was here already.
+        """Unpack an archive unless its snapshot is here already; returns the bytes of all files, or None if it is here.
 
         Args:
             small: The archive; None: it is a file in ``coming``.
@@ -252,7 +252,7 @@ class CodeCache:
         return sum(file.bytes for file in files)
 
     def _is_unchanged(self, digest: str) -> bool:
-        """Return whether a snapshot is here and no file was changed or removed; an unchanged one counts as used."""
+        """Return whether a snapshot is here and none of its files was changed or removed. If so, it counts as used."""
         rows = self._rows(digest)
         if rows is None:
             return False

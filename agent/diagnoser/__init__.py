@@ -1,1 +1,1 @@
-"""Diagnostic tests of a machine whose ranks are stopped; each runs in a process of its own, with a deadline."""
+"""This package tests a machine whose ranks are stopped. Each test runs in a process of its own, with a deadline."""

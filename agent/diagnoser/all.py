@@ -1,4 +1,4 @@
-"""The list of all diagnostic tests. A new test needs a file of its own and a line here."""
+"""This module lists all diagnostic tests. A new test needs a file of its own and a line here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The process from which tests are forked, so that their imports are loaded once and a test leaves nothing behind.
+"""This program forks a process for each test, so that imports are loaded only once and a test leaves nothing behind.
 
-Each input line is a test to run: ``{"test": …, "settings": …, "bench": …}``. The process answers with lines of JSON:
+Each input line is a test to run: ``{"test": …, "settings": …, "bench": …}``. The program answers with lines of JSON:
 ``{"begun": pid}``, ``{"waits_at": port}`` from a test that waits for another machine, ``{"result": …}``, and
-``{"ended": status}`` when the test's process has ended. When its input is closed, the process ends with all processes
-that it started.
+``{"ended": status}`` when the test's process has ended. When its input is closed, the program ends, and with it all
+processes that it started.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ForkingTester:
         return line
 
     def _carry_out(self, request: dict[str, Any]) -> None:
-        gc.disable()  # nearly all imported objects are kept, so collecting garbage would waste a quarter of the time
+        gc.disable()  # imports produce little garbage, and collecting it would take a quarter of the time
         for module in kind_named(request["test"]).imports:
             importlib.import_module(module)
         gc.collect()

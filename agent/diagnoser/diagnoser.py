@@ -1,4 +1,4 @@
-"""Runs diagnoses of this machine, one at a time, streams their results, and ends them when a job needs the machine."""
+"""This module runs diagnoses of this machine, one at a time, and ends a diagnosis when a job needs the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everstep.model.finding import Finding
 KEPT = 16
 """Number of diagnoses whose results are kept, so that a repeated request gets them again."""
 ABANDONED_S = 15.0
-"""A diagnosis that no client follows for this long is ended, seconds: its worker has died."""
+"""A diagnosis that no client follows for this long is ended, seconds, because its worker has probably died."""
 WARM_S = 60.0
 """How long the process with torch is kept after a test, seconds, because further tests may follow soon."""
 
@@ -43,7 +43,7 @@ class DiagnosisRun:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
     problem: str = ""
-    """Why it was ended early; empty: it was not."""
+    """Why it was ended early; empty: it was not ended early."""
     followers: int = 0
     abandoned: asyncio.TimerHandle | None = None
 
@@ -142,7 +142,7 @@ class Diagnoser:
         run, task = self._running, self._task
         if run is not None:
             run.problem = why
-            # It is not finished, so a repeated request must run it again.
+            # The diagnosis is not finished, so a repeated request must run it again.
             self._runs.pop(run.request.request_id, None)
             logger.info("a diagnosis is ended", reason=why, request=run.request.request_id)
         if run is None and not self._process.pid:
@@ -189,7 +189,7 @@ class Diagnoser:
             text = f"{UNABLE.means}: the {request.limit_s:g} s for all tests are over"
             return DiagnosticResult(test=test.name, findings=[UNABLE.finding(test.name, text=text)])
         within_s = min(limits.deadline_s, left_s)
-        # The test knows its deadline, so that it can restore what it changed before it is killed.
+        # The test gets its deadline, so that it can restore the settings that it changed before it is killed.
         settings = limits.model_copy(update={"deadline_s": within_s}).model_dump_json()
         begun = pb.TestBegun(name=test.name, number=number, of=len(request.tests), deadline_s=within_s)
         run.add(pb.DiagnoseReply(begun=begun))
@@ -236,7 +236,7 @@ def check_tests(request: pb.DiagnoseRequest) -> None:
     """Check that all tests of a request can be run.
 
     Raises:
-        ConfigError: there is no such test, a setting is wrong, or a test between two machines has only one.
+        ConfigError: there is no such test, a setting is wrong, or a test between two machines has no second machine.
     """
     for test in request.tests:
         limits_named(test.name, test.settings)

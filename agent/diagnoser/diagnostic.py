@@ -1,8 +1,8 @@
-"""The base class of diagnostic tests.
+"""This module has the base class of diagnostic tests.
 
-A test runs once, in a process of its own, which is killed at its deadline. Its result is a fault, or success, or that
-there is nothing to test (``nothing``). A part that cannot be tested is unknown and not faulty (``CannotInspect``,
-``OSError``).
+A test runs once, in a process of its own, which is killed at its deadline. The result is a fault, or success, or that
+there is nothing to test (``nothing``). If a part cannot be tested (``CannotInspect``, ``OSError``), its verdict is
+unknown and not faulty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNABLE = Reason(
     remedy=Remedy.CHECK_SETUP,
     verdict=Health.UNKNOWN,
 )
-"""Every test can report this: something that it needs is missing or not permitted."""
+"""Every test can report this, if something that it needs is missing or not permitted."""
 HANGS = Reason(
     "test-hangs",
     "a test did not end in time and was killed",
@@ -44,7 +44,7 @@ COMMON = (UNABLE, HANGS, CRASHED)
 
 
 class DiagnosticLimits(BaseModel):
-    """The time limit of a test and its thresholds; the base of each test's own limits."""
+    """The time limit of a test and its thresholds. Each test derives a class with its own limits from this class."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -115,7 +115,7 @@ class DiagnosticTest(ABC):
 
         Raises:
             CannotInspect: the part cannot be tested; the message says why.
-            OSError: likewise.
+            OSError: the part cannot be tested, because of an error of the system.
         """
 
     @property

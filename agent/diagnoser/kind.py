@@ -1,4 +1,4 @@
-"""The hardware that machines must have in common so that their bandwidths, or even their bits, can be compared."""
+"""This module describes the hardware that machines must have in common if their bandwidths or bits are compared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The agent's side of the process from which tests are forked: requests tests, and kills tests that do not end in time.
+"""This module requests tests from the process that forks them, and kills tests that do not end in time.
 
-Its calls block. One thread at a time may use it, but any thread may call :meth:`DiagnosisProcess.end`.
+It is the agent's side of ``agent/diagnoser/child.py``. Its calls block. One thread at a time may use it, but any thread
+may call :meth:`DiagnosisProcess.end`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from everstep.model.finding import Reason
 
 MODULE = "agent.diagnoser.child"
 START_S = 60.0
-"""Longest time to start and to import torch, seconds. The time limit of a test begins after that."""
+"""Longest time to start the process and to import torch, seconds. The time limit of a test begins after that."""
 DIES_S = 2.0
 """Time in which killed processes have to disappear, seconds."""
 ERROR_BYTES = 2000
 """Largest part of the error output of the process that is read."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Variables that prevent threads: a process with threads cannot be forked, and bits depend on their number."""
+"""Variables that prevent threads: a process with threads cannot be forked, and the number of threads changes bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class DiagnosisProcess:
     """Starts the process when it is needed, and runs tests through it.
 
     Args:
-        command: Another program in its place, for tests of this class.
+        command: Another program that is started instead, for tests of this class.
     """
 
     def __init__(self, command: Sequence[str] = ()) -> None:
@@ -159,7 +160,7 @@ class DiagnosisProcess:
     def _answers(self, process: subprocess.Popen[bytes], within_s: float) -> Iterator[dict[str, Any]]:
         """Yield the messages of the process up to the end of the test.
 
-        The last one is ``{"silent": …}`` if the time is over; there are no more messages if the process has ended.
+        If the time is over, the last message is ``{"silent": …}``. If the process has ended, no more messages follow.
         """
         assert process.stdout
         unread, descriptor, poll = b"", process.stdout.fileno(), select.poll()

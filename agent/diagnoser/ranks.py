@@ -1,6 +1,6 @@
-"""Runs several processes (ranks) that communicate through torch.distributed, for one test.
+"""This module runs several processes (ranks) that communicate through torch.distributed, for one test.
 
-They are forked from the test's process, which has imported torch, but has used no GPU and has no other threads.
+The ranks are forked from the test's process, which has imported torch, but has not used a GPU and has no other threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 OWN = "127.0.0.1"
 WITHIN = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Variables by which ranks of one machine use the loopback interface, which works without a network."""
+"""Variables that make the ranks of one machine use the loopback interface, which works without a network."""
 
 
 class RanksFailed(Exception):
@@ -42,16 +42,16 @@ class Meeting:
     first: int = 0
     """Number of the first rank on this machine."""
     listener: int = -1
-    """Descriptor of the socket on which the store listens; -1: it is on another machine."""
+    """Descriptor of the socket on which the store listens; -1: the store is on another machine."""
     backend: str = "gloo"
     """Backend of torch.distributed."""
     timeout_s: float = 20.0
 
 
 LINGER_S = 1.0
-"""Longest wait for the answers of other ranks after one has failed, seconds."""
+"""Longest wait for the answers of the other ranks after one rank has failed, seconds."""
 NO_ANSWER, GLOO = "ended without an answer", "gloo"
-"""Words in the messages about a rank that was killed, and about a rank that waited for another rank."""
+"""The first is in messages about a rank that was killed, the second about a rank that waited for another rank."""
 
 Work = Callable[[int], Mapping[str, Any]]
 """The work of a rank, called with its number; returns a result in JSON types."""
@@ -95,7 +95,7 @@ def run_ranks(count: int, meeting: Meeting, work: Work, *, within_s: float) -> l
         for reads in pipes:
             os.close(reads)
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # it has not been collected, so no other process can have its pid
+            os.kill(pid, signal.SIGKILL)  # its exit code was not collected, so no other process can have its pid
         for pid in pids:
             os.waitpid(pid, 0)
 
@@ -171,7 +171,8 @@ def _results(pipes: list[int], meeting: Meeting, deadline: float) -> list[dict[s
             failures.append(str(error))
             deadline = min(deadline, time.monotonic() + LINGER_S)
     if failures:
-        # Others fail only because one has failed: that rank gave no answer, or its error is not one of gloo.
+        # If one rank fails, the other ranks fail too, with errors of gloo. So a rank without an answer comes first, and
+        # an error of gloo comes last.
         failures.sort(key=lambda text: (NO_ANSWER not in text, GLOO in text))
         raise RanksFailed(failures[0])
     return answers

@@ -1,4 +1,4 @@
-"""Results of tests as they cross gRPC."""
+"""This module converts results of tests to messages of gRPC, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result_message(result: DiagnosticResult) -> pb.TestResult:
 
 
 def result_of(message: pb.TestResult) -> DiagnosticResult:
-    """Return the result that a message describes; words that this release does not know are kept."""
+    """Return the result that a message describes; names that this release does not know are kept."""
     return DiagnosticResult(
         test=message.name,
         findings=list(map(finding_of, message.findings)),

@@ -1,1 +1,1 @@
-"""The jobs of this machine: their ranks, from launch to end."""
+"""This package runs the ranks of jobs on this machine, from launch to end."""

@@ -1,4 +1,4 @@
-"""Builds the request by which a launch forks ranks: script, environment, and the files of each rank."""
+"""This module builds the request to fork the ranks of a launch, with script, environment and files of each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def check_launch(request: pb.LaunchRequest) -> None:
 
 
 def folder_to_work_in(program: pb.Program, script: Path) -> str:
-    """Return the working directory: the script's folder if none is requested, or the default one does not exist.
+    """Return the working directory.
+
+    It is the script's folder if no folder is requested, or if the requested folder is a default and does not exist.
 
     Args:
         program: The program of a launch, or of a trial.

@@ -1,4 +1,4 @@
-"""The parts of the agent that all jobs of a machine share."""
+"""This module holds the parts of the agent that all jobs of a machine share."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Host:
 
 
 SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables that name the network interface for gloo and NCCL. Without them gloo uses the address of the host's own
-name, and NCCL uses the first interface, which other machines often cannot reach."""
+"""The variables that name the network interface for gloo and NCCL. Without them, gloo uses the address of the host's
+own name, and NCCL uses the first interface. Other machines often cannot reach these."""
 
 
 def interface_of(host: str) -> str:
-    """Return the name of the interface that has an address; empty: no interface has it, or it is not resolved."""
+    """Return the name of the interface that has an address; empty: no interface has it, or the host is unknown."""
     try:
         resolved = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
@@ -90,6 +90,6 @@ def interface_of(host: str) -> str:
 
 
 def socket_environment(host: str) -> dict[str, str]:
-    """Return variables that make ranks use their agent's network interface; empty if it is not known."""
+    """Return variables that make ranks use their agent's network interface; empty if the interface is not known."""
     name = interface_of(host)
     return dict.fromkeys(SOCKET_VARIABLES, name) if name else {}

@@ -1,4 +1,4 @@
-"""The ranks of one job on this machine, each from its fork until its end is reported."""
+"""This module tracks the ranks of one job on this machine, each from its fork until its end is reported."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ logger = structlog.get_logger()
 
 
 class JobRanks:
-    """The ranks in the job's record; the fork server's table decides which ranks were forked.
+    """The ranks in the job's record. The table of the fork server shows which ranks were forked.
 
     Args:
         host: The machine.
         record: The job's record; changed in place.
-        server_lives: Returns whether the fork server lives, and so reports ends of ranks.
+        server_lives: Returns whether the fork server lives. While it lives, it reports the ends of ranks.
     """
 
     def __init__(self, host: Host, record: JobRecord, server_lives: Callable[[], bool]) -> None:
@@ -63,7 +63,7 @@ class JobRanks:
         self.killed: dict[int, float] = {}
         """Pid of a killed process that still exists → time of the kill, monotonic seconds."""
         self.keeps_output = True
-        """Whether the output of the newest launch's ranks is kept; False: the disk did not answer then."""
+        """Whether the output of the newest launch's ranks is kept; False: the disk did not answer at the launch."""
         self._log = logger.bind(job=record.job)
 
     def record_rank(self, row: Mapping[str, Any]) -> RankRecord:
@@ -94,8 +94,8 @@ class JobRanks:
     def _begins_to_end(self, rank: RankRecord) -> None:
         """Report the end of a rank while its process still exists: the kernel may need minutes to free its memory.
 
-        In the record the rank still lives, so that no launch and no reading of its memory happens before its process
-        is gone.
+        The record still shows the rank as living. So no new ranks are launched, and its memory is not read, before its
+        process is gone.
         """
         end = ending_of(rank.pid, rank.start_ticks)
         if end is None or rank.end or rank.ending or rank.generation <= self.record.fenced or self.record.released:
@@ -148,8 +148,8 @@ class JobRanks:
         await self.describe_end(rank)
         if self.record.released or rank.sequence != PENDING:
             return
-        # First save the record, with the number of the coming observation: an agent that is
-        # killed between the two lines below reports the end again from the record, and never twice.
+        # The record is saved first, with the number of the coming observation. If the agent is killed between the two
+        # lines below, the next agent reports the end from the record. No end is reported twice.
         rank.sequence = self.host.log.last + 1
         self.save()
         self._log_end(rank)
@@ -159,7 +159,7 @@ class JobRanks:
         self.host.log.append(job=self.record.job, generation=rank.generation, rank_ended=ended)
 
     async def describe_end(self, rank: RankRecord) -> pb.RankEnd:
-        """Describe how a rank ended, with the end of its output; it is classified once, when its output is readable."""
+        """Describe how a rank ended, with the last part of its output. The end is classified once, from this output."""
         output = await self._last_output(rank)
         rank.classify(output)
         return rank.end_message(self._snapshot(rank), output)
@@ -181,7 +181,7 @@ class JobRanks:
         return report.snapshot() if report else None
 
     async def _last_output(self, rank: RankRecord) -> bytes:
-        """Return the end of a rank's stderr; empty if the disk does not answer in time."""
+        """Return the last part of a rank's stderr; empty if the disk does not answer in time."""
         path = self.log_path(rank.rank, "err")
         try:
             text = await self.host.reads.do(lambda: rank_logs.tail(path, rank_logs.SEARCHED_BYTES), OUTPUT_PATIENCE_S)
@@ -199,7 +199,7 @@ class JobRanks:
         return self.log_path(rank, suffix) if self.keeps_output else Path(os.devnull)
 
     def find_orphans(self) -> None:
-        """Record ranks that a dead fork server forked and did not report: their report files name them."""
+        """Record the ranks that a dead fork server forked but did not report; their report files show these ranks."""
         for path in self.shm.glob("report-*"):
             _, rank, generation = path.name.split("-")
             if not generation.isdecimal() or self.record.find(int(generation), int(rank)):
@@ -274,7 +274,7 @@ class JobRanks:
         self.host.records.keep(self.record)
 
     def close(self) -> None:
-        """Stop watching; the ranks run on."""
+        """Stop watching; the ranks continue to run."""
         for watch in self._watches.values():
             watch.close()
         for ending in self._endings.values():

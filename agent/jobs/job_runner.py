@@ -1,7 +1,8 @@
-"""One job on this machine: its fork server, its ranks, its rendezvous store, and its record.
+"""This module runs one job on this machine, with its fork server, its ranks, its rendezvous store and its record.
 
-The fork server's table decides which processes were forked; the job's record survives the death of the fork server.
-Both are reconciled when an agent starts and when a fork server is lost, so that no rank is ever started twice.
+The table of the fork server shows which processes were forked; the job's record survives the death of the fork server.
+The table and the record are reconciled when an agent starts and when a fork server is lost, so that no rank is ever
+started twice.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from everstep.system import private_files as private
 from everstep.system.procfs import is_alive, process_of, state_of
 
 RUN = "run"
-"""File in a job's shared memory with the id of its run. It exists as long as the memory, even without a record."""
+"""File in a job's shared memory with the id of its run. It exists as long as this memory, even without a record."""
 KILL_PATIENCE_S = 10.0
 """Killed ranks have this long to end before a command reports that they still exist, seconds."""
 NAMED = 4
@@ -68,7 +69,7 @@ class JobRunner:
     # The fork server.
 
     async def ensure_server(self) -> ForkServerClient:
-        """Return the job's fork server; starts a server if there is none, or if the idle one runs other code."""
+        """Return the job's fork server; starts a new one if there is none, or if the idle server has other code."""
         if self._is_outdated():
             await self.end_server()
         if self.server and not self.server.lost:
@@ -210,7 +211,7 @@ class JobRunner:
                 break
             except ForkServerLost:
                 await wait_gone(server.pid, server.start_ticks, KILL_PATIENCE_S)
-                self.ranks.find_orphans()  # ranks that the server forked count; only the others are forked again
+                self.ranks.find_orphans()  # ranks that the server has forked must not be forked again
         else:
             raise AgentError("the fork server died repeatedly; see the agent's log")
         self.record.generation = generation
@@ -237,7 +238,7 @@ class JobRunner:
             await asyncio.to_thread(self.checkpoints.launch, launch, unforked)
 
     async def resume_checkpoints(self) -> None:
-        """Resume the copying of the newest launch after a restart of the agent, unless it was stopped or lost."""
+        """Resume copying after a restart of the agent, unless the newest launch was stopped or its memory is lost."""
         if self.record.generation > 0 and not self.shm.is_dir():
             self.record.emptied, self.record.heard = True, 0
         if not self.record.terms or self.record.emptied:
@@ -389,7 +390,7 @@ class JobRunner:
         return freed
 
     async def detach(self) -> None:
-        """Detach from the job when the agent ends; its ranks run on."""
+        """Detach from the job when the agent ends; the ranks continue to run."""
         self.ranks.close()
         if self.server:
             await self.server.disconnect()
@@ -415,8 +416,8 @@ class JobRunner:
             )
         lost = self.record.emptied or self.record.generation == 0
         if lost and not begins_run and generation - 1 > self.record.heard:
-            # The fence of the previous generation may be lost too. Before a valid launch that generation was stopped,
-            # unless it belonged to another run, whose data was released.
+            # The fence of the previous generation may be lost too. Before each valid launch, the previous generation
+            # was stopped, unless it belonged to another run, whose data was released.
             raise Fenced(
                 f"{self.host.machine} lost what it knew of {self.record.job}, and generation {generation - 1} was not "
                 "stopped here after that, so this launch may be a late one. Stop that generation first"

@@ -1,4 +1,4 @@
-"""The trial of a script: the script runs until it joins the job, in a process that is independent of the job."""
+"""This module tries a script: the script runs until it joins the job, in a process that is independent of the job."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from everstep.system import private_files as private
 FOLDER = "trials"
 """Name of the folder for all trials, in the agent's folder in shared memory."""
 OUTCOME = "outcome"
-"""File in the trial's folder with the process that reached the call that joins the job."""
+"""File in the trial's folder with the pid of the process that called the function to join the job, and its note."""
 MOST_TEXT = 8192
 """The number of bytes at the end of a trial's output that are kept."""
 ANSWER_S = 30.0
 """The time that a fork server has, beyond the limit of a trial, to report how the trial ended, seconds."""
 LONGEST_S = 3600.0
 KEPT_NAMES = (environment.TOPOLOGY,)
-"""The variables of everstep that a trial gets; no variable that names files of the job's ranks is among them."""
+"""The variables of everstep that a trial gets from a job. It gets no variable that names files of the job's ranks."""
 
 logger = structlog.get_logger()
 
@@ -93,7 +93,7 @@ async def try_script(host: Host, request: pb.TryCodeRequest, values: Mapping[str
 
 
 async def _run(host: Host, request: pb.TryCodeRequest, own: Path, arguments: Message) -> tuple[Message, str]:
-    """Run the trial, again if the fork server dies; returns its end as the server reports it, and its output."""
+    """Run the trial, a second time if the fork server dies; returns the server's report of its end, and its output."""
     imports = request.program.imports
     for last in (False, True):
         fifo = own / f"output-{last}"
@@ -190,7 +190,10 @@ def _own_folder(host: Host) -> Iterator[Path]:
 
 
 class _Tail:
-    """The last part of the output in a FIFO, at most twice the reported length; a FIFO waits for no disk."""
+    """Keeps the last part of the output that a trial writes to a FIFO, at most twice the reported length.
+
+    The output goes to a FIFO and not to a file, so that no process waits for a disk.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -202,7 +205,7 @@ class _Tail:
         """Make the FIFO and read from it during the context."""
         os.mkfifo(path, 0o600)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # Without our own writer the FIFO would be at its end, and readable, before the first writer opens it.
+        # Without this writer, reading would find the end of the FIFO again and again until the trial opens it.
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         loop, output = asyncio.get_running_loop(), cls(descriptor)
         loop.add_reader(descriptor, output.read)

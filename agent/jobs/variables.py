@@ -1,4 +1,7 @@
-"""Reads the variables of ``env_from``: each machine has their values, and no message or record contains them."""
+"""This module reads the variables that ``env_from`` names, from a file or from the environment of this machine's agent.
+
+No message and no record contains the values of these variables.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def read_variables(
         own: The agent's environment; by default this process's.
 
     Raises:
-        ConfigError: the file cannot be read, or a variable is in neither; it names machine and variable, no value.
+        ConfigError: the file cannot be read, or a variable is neither in the file nor in the environment. The message
+            names the machine and the variable, but no value.
     """
     own = os.environ if own is None else own
     listed = _read(Path(file), machine) if file else {}

@@ -1,1 +1,1 @@
-"""How ranks are started: they are forked from a process that has imported torch."""
+"""This package starts ranks: it forks them from a process that has imported torch."""

@@ -1,4 +1,4 @@
-"""The agent's client of a fork server: starts it, connects to it again, and sends it requests."""
+"""This module is the agent's client of a fork server: it starts the server, connects to it, and sends it requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _code() -> list[list[str | int]]:
     paths = [*sorted((root / "everstep").rglob("*.py")), *sorted(PROGRAM.parent.glob("*.py"))]
     files: list[list[str | int]] = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # an upgrade is in progress, and restarts this agent
+        with contextlib.suppress(FileNotFoundError):  # an upgrade is in progress; it will restart this agent
             about = path.stat()
             files.append([str(path), about.st_size, about.st_mtime_ns])
     return files
@@ -153,7 +153,7 @@ class ForkServerClient:
             server.forget()  # a server without its socket's name ends, even if it is forked after this
             raise
         if not server.pid:
-            # The template may have forked a server and died before its answer: that server ends with its socket's name.
+            # If the template forked a server and died before it answered, that server ends when its name is removed.
             server.forget()
             return await cls._spawn(folder, python, env, None)
         server.start_ticks = start_ticks(server.pid)
@@ -227,7 +227,7 @@ class ForkServerClient:
         self.forget()
 
     async def disconnect(self) -> None:
-        """Disconnect; the server runs on without this agent."""
+        """Disconnect; the server continues to run without this agent."""
         self.on_lost = lambda: None
         self.lost = True
         if self._reading:

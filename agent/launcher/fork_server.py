@@ -1,8 +1,8 @@
-"""The fork server: a process with torch imported and one thread, from which ranks are forked.
+"""The fork server is a process with torch imported and one thread, from which ranks are forked.
 
-Run by the agent as a program of its own, ``python -P …/agent/launcher/fork_server.py``, with the interpreter of the
+The agent runs it as a program of its own, ``python -P …/agent/launcher/fork_server.py``, with the interpreter of the
 job. It imports the standard library, torch and small modules of everstep (``PRELOADED``, ``PRELOADED_IF_THERE``), and
-no module whose name a training script could use for one of its own.
+no module whose name a training script could use for a module of its own.
 
 It is the parent of the ranks and of the rendezvous stores, and it outlives the agent: a new agent connects and reads
 the server's table of all processes that were forked. The server never starts a rank twice, and never starts a rank of a
@@ -24,7 +24,7 @@ are the operations, with their arguments and the fields of their replies::
     reset                                          the table, which is empty: the server is free for another job
     end                                            as for kill, of all generations; then the server exits
 
-An end of a rank is sent as ``{"event": "exit"}`` with the fields of the rank's row.
+The end of a rank is sent as ``{"event": "exit"}`` with the fields of the rank's row.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ PR_SET_CHILD_SUBREAPER = 36
 ABANDONED_CHECK_S = 2.0
 """Time between two checks whether the socket still has a name."""
 KILL_PATIENCE_S = 10.0
-"""A kill is answered after this long even if something cannot be reaped."""
+"""A kill is answered after this time at the latest, even if a process cannot be reaped, seconds."""
 KEPT_GENERATIONS = 8
-"""Exited ranks of older generations are forgotten."""
+"""Ranks that have exited are kept in the table for this many of the newest generations."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """numpy and OpenMP read these variables when they are imported; a second thread would make forks unsafe."""
@@ -122,21 +122,22 @@ class Imported:
     """The effects of the server's imports that its ranks must know."""
 
     read: dict[str, str | None]
-    """Variables that the imports read, with their values: another value in a rank has no effect."""
+    """Variables that the imports read, with their values. Another value in a rank has no effect."""
     files: frozenset[int]
     """Descriptors that the imports opened, such as torch's logs; a rank keeps them."""
     joins: tuple[types.ModuleType, ...]
-    """Modules with torch's ``init_process_group`` under this name. A rank that searched them would copy their pages."""
+    """Modules that have torch's ``init_process_group`` under this name. The server searches for them, because a child
+    that searched all modules would copy their pages."""
 
 
 def preload() -> Imported:
     """Import the modules that a training script will import; a rank then needs milliseconds instead of seconds.
 
     Nothing here may start a thread, run a parallel operation or touch CUDA: a child would hang in OpenMP or fail in
-    CUDA. Hence no optimizer step, and no ``torch.cuda.is_available()``.
+    CUDA. So this takes no optimizer step, and does not call ``torch.cuda.is_available()``.
     """
     os.environ.update(ONE_THREAD)
-    gc.disable()  # nearly all imported objects stay: collecting garbage would take a quarter of the time
+    gc.disable()  # imports produce little garbage, and collecting it would take a quarter of the time
     before, kind, files = dict(os.environ), type(os.environ), procfs.own_descriptors()
     os.environ.__class__ = _RecordingEnviron
     try:
@@ -194,7 +195,7 @@ class Child:
     port: int = 0
     exit: Message | None = None
     stopped: bool = False
-    """It lived until a ``kill`` request ended it."""
+    """Whether it lived until a ``kill`` request ended it."""
 
     def entry(self) -> Message:
         """Return the child as a row of the table."""
@@ -234,7 +235,7 @@ class Trial:
 
 
 class Scripts:
-    """The newest script, compiled once for all ranks: this saves each rank 5 ms before its first step."""
+    """Compiles the newest script once for all ranks, which saves each rank 5 ms before its first step."""
 
     def __init__(self) -> None:
         self._newest: tuple[str, bytes, types.CodeType] | None = None
@@ -245,7 +246,7 @@ class Scripts:
             source = Path(path).read_bytes()
             if self._newest is None or self._newest[:2] != (path, source):
                 with warnings.catch_warnings():
-                    warnings.simplefilter("error")  # errors belong in the log of the rank
+                    warnings.simplefilter("error")  # then the rank compiles the script, and has the warning in its log
                     self._newest = path, source, compile(source, path, "exec", dont_inherit=True)
         except Exception:
             return None
@@ -510,7 +511,7 @@ class ForkServer:
                 self._kill_trial(trial)
 
     def _kill_trial(self, trial: Trial) -> None:
-        os.kill(trial.pid, signal.SIGKILL)  # the child was not collected, so no other process has its number
+        os.kill(trial.pid, signal.SIGKILL)  # the child was not collected, so no other process has its pid
         kill_session(trial.pid)
 
     def _trial_ended(self, trial: Trial, end: Message) -> None:
@@ -520,7 +521,10 @@ class ForkServer:
         self._send(trial.connection, reply)
 
     def _become_child(self, keep: int = -1) -> None:
-        """Close the server's files in a new child, whose socket objects must not close reused descriptors later."""
+        """Close the server's files in a new child.
+
+        The socket objects are detached, so that they do not close reused descriptors later.
+        """
         signal.set_wakeup_fd(-1)
         self.listener.detach()
         for connection in self.connections.values():
@@ -582,8 +586,8 @@ class ForkServer:
             pid = process.pid
             if process.parent != os.getpid() or pid in mine or process.session in sessions:
                 continue
-            # A process with its own session is recognised by the environment that it was
-            # started with. If that fails too, it lives until no rank is left.
+            # A process with its own session is recognised by the environment with which it was started. If it is not
+            # recognised, it is killed only when no rank and no trial is left.
             if sessions and not self._was_left_behind(pid, process.session):
                 continue
             killed.append(pid)  # a zombie too: it is collected next, unless one of its threads lives
@@ -655,7 +659,7 @@ class ForkServer:
 
 
 def fork() -> int:
-    """Call ``os.fork``, up to five times if memory or process numbers are short.
+    """Call ``os.fork``, and try up to five times if memory or pids are short.
 
     Raises:
         RequestRefused: all attempts failed.

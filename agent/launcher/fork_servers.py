@@ -1,4 +1,4 @@
-"""The fork servers of this machine: each job has its own, and a warm server waits for the next job."""
+"""This module manages the fork servers of this machine: each job has its own, and a warm one waits for the next job."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ForkServers:
                     return await server.connect(None)
                 except (ConnectionRefusedError, FileNotFoundError):
                     raise
-                except OSError as error:  # e.g. its backlog is full: a process listens
+                except OSError as error:  # e.g. its backlog is full, which shows that a process listens
                     logger.warning("no connection to a fork server yet", socket=str(server.path), reason=str(error))
                     await asyncio.sleep(ADOPT_PATIENCE_S)
 
@@ -225,8 +225,8 @@ class ForkServers:
     async def borrowed(self, job: str, python: str, env: Mapping[str, str]) -> AsyncIterator[ForkServerClient]:
         """Provide a fork server for the trial of a job's code: the warm server if its imports fit, else a new server.
 
-        The warm server may be assigned to a job during the trial, which then continues. A new server is kept for the
-        launch of the same code, until it is assigned to the job, or the job needs another server or is over.
+        The warm server may be assigned to a job during the trial; the trial then continues. A new server is kept for
+        the launch of the same code, until it is assigned to the job, or the job needs another server or is over.
 
         Raises:
             AgentError: no server starts.
@@ -242,7 +242,7 @@ class ForkServers:
             yield server
 
     def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
-        """Return the fork server that tried a job's code, if its imports fit; ``leaves``: forget it here."""
+        """Return the fork server that tried a job's code, if its imports fit; with ``leaves``, also stop keeping it."""
         server = self._tried.get(job)
         if server is None or server.lost or server.label != label_of(python, env):
             return None
@@ -304,7 +304,7 @@ class ForkServers:
 def _imports(path: Path) -> bool:
     """Return whether a fork server still imports, and so has forked no process.
 
-    If it has forked ranks, several command lines contain the name of its socket.
+    When a server has forked ranks, several processes have the name of its socket in their command lines.
     """
     if path.with_suffix(".ready").exists():
         return False

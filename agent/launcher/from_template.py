@@ -1,4 +1,4 @@
-"""The agent's client of the template: requests a fork server, or how a child of the template ended."""
+"""This module is the agent's client of the template: it requests fork servers, and asks how children of it ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import structlog
 from agent.launcher.processes import End
 
 BEGIN_LIMIT_S = 5.0
-"""The template has this long until it listens, seconds; otherwise the agent does without it."""
+"""The template has this long until it listens, seconds; otherwise the agent starts the fork server itself."""
 IMPORT_LIMIT_S = 120.0
 """A template that listens may still import, which takes 1-4 s; the agent waits this long for it, seconds."""
 ANSWER_LIMIT_S = 0.2

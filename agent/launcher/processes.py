@@ -1,4 +1,4 @@
-"""Functions around the end of processes: detect that a process ends, learn how it ended, and kill sessions."""
+"""This module detects that a process ends, determines how it ended, and kills sessions of processes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def kill_session(leader: int, variable: str = "") -> None:
 def kill_family(pid: int, ticks: int, variable: str = "") -> None:
     """Kill the session of a leader that may have ended, and never another process that reuses its pid.
 
-    The kernel does not reuse a pid while a session has it: if another process
-    has the pid, no process of the session is left.
+    The kernel does not reuse a pid while a session has this id. So if another process has the pid, no process of the
+    session is left.
 
     Args:
         pid: Pid of the leader.
@@ -83,8 +83,8 @@ class Reaper:
     """Adopts the orphans of this process's children, and remembers how children ended.
 
     Args:
-        others: Returns how a process ended that is not a child of this process, by its pid and start time; None: the
-            ends of such processes are not known.
+        others: Called with the pid and the start time of a process that is not a child of this process; returns how
+            that process ended. None: the ends of such processes are not known.
     """
 
     def __init__(self, others: Callable[[int, int], Awaitable[End | None]] | None = None) -> None:
@@ -141,7 +141,7 @@ class Watch:
         self._descriptor = -1
         with contextlib.suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
-        # Compared after the descriptor is open: a descriptor stays with the process that it was opened for.
+        # The start time is compared after the descriptor is open, because the descriptor stays with its process.
         if self._descriptor < 0 or start_ticks(pid) != ticks:
             self.close()
             self._loop.call_soon(ended)

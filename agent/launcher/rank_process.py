@@ -1,4 +1,4 @@
-"""Turns a forked child of the fork server into a rank, or into a rendezvous store.
+"""This module turns a forked child of the fork server into a rank, or into a rendezvous store.
 
 A rank gets torchrun's environment, its own session, and log files for its output. It runs the user's script as
 ``__main__``. At its end it runs the ``atexit`` functions and flushes its output, but skips the interpreter's
@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 """Errors of a disk that accepts no more data."""
 BESIDE = "beside another copy of it, pid"
-"""Text in the line that begins a generation, if the same rank runs twice, which must never happen."""
+"""If another process of the same rank runs, which must never happen, the first line of a generation contains this."""
 REACH_STORE_S = 20.0
 """A rank that cannot reach its rendezvous store within this time ends, seconds. Otherwise torch, and all other ranks,
 would wait for it for 5 to 30 minutes."""
@@ -86,8 +86,8 @@ def run_rank(
         os.environ.clear()
         os.environ.update(request["env"] | row["env"])
         report = _open_report(row["report"])
-        # From here on the report file identifies the rank to an agent, even if the server died. Before,
-        # the rank must not outlive the server, or no agent would know of it.
+        # From here on, an agent can identify the rank by its report file, even if the server died. Before this line,
+        # the rank must not outlive the server, because no agent would know of it.
         _libc.prctl(PR_SET_PDEATHSIG, 0)
         os.chdir(request["cwd"])
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -146,7 +146,7 @@ def generation_marker(rank: int, generation: int) -> str:
 def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None:
     """Connect to the rendezvous store once before the script does. The store listens before any rank is forked.
 
-    Only the first rank of each machine does this, for all its ranks: this saves the store thousands of connections.
+    Only the first rank of each machine does this, for all ranks there, which saves the store thousands of connections.
 
     Raises:
         ConnectionError: the store's machine cannot be reached in time. Torch reports all other errors itself.
@@ -172,7 +172,7 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
 
 
 def become_main(script: str, args: list[str], code: types.CodeType | None = None) -> None:
-    """Run a script as ``__main__`` and keep that module: runpy would remove it when the script returns."""
+    """Run a script as ``__main__`` and keep that module. (``runpy`` would remove it when the script returns.)"""
     code = code or compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     main.__file__ = script
@@ -201,9 +201,10 @@ def run_store(listener: socket.socket, host: str, port: int, generation: int) ->
 
 
 def _failed(report: Any, status: int) -> None:
-    """Remove the mark that the training loop was left.
+    """Remove the mark that the training loop was left, if the script failed.
 
-    An error leaves the loop too. With the mark, the rank would count as finished until it ends, which may take long.
+    An error in the loop sets this mark too. With it, the rank would count as finished until its process ends, which
+    may take long.
     """
     if report is not None and status:
         report.unmark("loop_left")
@@ -273,7 +274,7 @@ def warn_of_ignored(read: Mapping[str, str | None]) -> None:
 
 
 def fit_torch() -> None:
-    """Apply this rank's environment to what torch and numpy read at import, and seed the generators anew."""
+    """Apply this rank's environment to settings that torch and numpy read at import, and seed the generators again."""
     import numpy.random
     import torch
     import torch.distributed
@@ -287,13 +288,13 @@ def fit_torch() -> None:
         from torch.cuda._sanitizer import enable_cuda_sanitizer
 
         enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
-    # Unlike Python's own generator these do not detect a fork: all ranks would draw the same numbers.
+    # Unlike Python's own generator, these two do not detect a fork, so all ranks would draw the same numbers.
     torch.default_generator.seed()
     numpy.random.seed()
 
 
 def _start_control_server() -> None:
-    """Start torch's control server in this process: its threads send the agent the flight record, even in a hang.
+    """Start torch's control server in this process. Its threads send the flight record to the agent, even in a hang.
 
     If it cannot be started, a hang is diagnosed without the record.
     """
@@ -306,7 +307,7 @@ def _start_control_server() -> None:
     try:
         from torch._C._distributed_c10d import _WorkerServer
 
-        os.dup2(quiet, 2)  # it would print its address into the rank's output
+        os.dup2(quiet, 2)  # the server would print its address into the rank's output
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
         _servers.append(_WorkerServer(path))
@@ -348,7 +349,7 @@ def _watch_optimizer(rank: int, report: Any) -> None:
 
     def before(*_: object) -> None:
         now = report.snapshot()
-        if not now.attached:  # else the training library injects the faults, at the true step
+        if not now.attached:  # if it is attached, the training library injects the faults
             faults.meet("step", now.optimizer_steps)
 
     register_optimizer_step_pre_hook(before)
@@ -365,7 +366,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process like Python, but skip the finalisation, which takes 0.4 s and prints false leak reports."""
+    """End this process as Python does, but skip the finalisation, which takes 0.4 s and prints false leak reports."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,18 +1,18 @@
-"""The template: a process that has imported the modules of fork servers, which are forked from it.
+"""The template is a process that has imported the modules of fork servers, and from which fork servers are forked.
 
 If several agents share a computer, as in a local cluster, each agent needs a fork server, and importing torch costs
 each server seconds of CPU time. The template imports once. A fork server from the template starts in milliseconds, and
-equals a server that an agent started itself: leader of its own session, with its own command line, its own log and the
-environment that its agent requested. An agent alone on its machine needs no template.
+equals a server that an agent started itself: it leads its own session, and it has its own command line, its own log and
+the environment that its agent requested. An agent that is alone on its machine needs no template.
 
-The supervisor runs it as a program of its own, ``python -P …/agent/launcher/template.py``. It may die at any time: its
-fork servers live on, and agents then start new fork servers themselves.
+The supervisor runs the template as a program of its own, ``python -P …/agent/launcher/template.py``. If the template
+dies, its fork servers continue to run, and agents start new fork servers themselves.
 
-Each connection to its unix socket carries one request: a line of JSON with ``arguments`` and ``env``, and two
-descriptors, the fork server's listening socket and its log. The reply is a line of JSON, ``ok`` with ``pid`` or
-``message``: why the agent must start this server itself. A request may also be a line with ``ended``, a pid, and
-``start_ticks``: it asks how a child of the template ended. Its children are the processes that it forked, and ranks
-whose fork server died.
+Each connection to the template's unix socket carries one request. A request for a fork server is a line of JSON with
+``arguments`` and ``env``, and two descriptors: the fork server's listening socket and its log. The reply is a line of
+JSON with ``ok`` and either the ``pid`` or a ``message`` that explains why the agent must start this server itself. The
+other kind of request is a line of JSON with ``ended``, a pid, and ``start_ticks``: it asks how a child of the template
+ended. The children are the processes that the template forked, and ranks whose fork server died.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Template:
 
 
 def _become(command: list[str], env: dict[str, str], log: int) -> None:
-    """Become like a process that this command started in this environment."""
+    """Make this process equal to one that was started with this command and this environment."""
     sys.argv = command[2:]
     _show(command)
     os.setsid()
@@ -217,7 +217,7 @@ def main() -> NoReturn:
     options = parser.parse_args()
     try:
         ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)
-        listener = _listen(options.listen)  # before the imports: agents wait for the socket
+        listener = _listen(options.listen)  # before the imports, because agents wait for the socket
         Template(listener, options.listen, fork_server.preload()).run()
         code = 0
     except BaseException as error:

@@ -1,8 +1,8 @@
-"""The process that tries a script: it acts as a rank until the script joins the job, and ends at that point.
+"""This module turns a forked child into a trial of a script: it acts as a rank until the script joins the job.
 
 First it compiles every module of the snapshot; the compiled files stay beside their sources, for later ranks. Then it
-runs the script, until the script calls ``everstep.join``, makes a process group, or begins an optimizer step. The fork
-server loads this file under a private name, after ``rank_process.py``.
+runs the script until the script calls ``everstep.join``, makes a process group, or begins an optimizer step. At that
+point the trial ends. The fork server loads this file under a private name, after ``rank_process.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 PR_SET_PDEATHSIG = 1
 SIZES_UNKNOWN = "it makes its process group before it calls everstep.join(): whether its sizes fit was not tried"
 MOST_ERRORS = 4
-"""The output names at most this many files that do not compile; further ones are only counted."""
+"""The output names at most this many files that do not compile; further files are only counted."""
 
 
 def run_trial(
@@ -41,7 +41,7 @@ def run_trial(
     """Become a process that tries a script.
 
     Args:
-        server: Pid of the fork server: this process dies with it.
+        server: Pid of the fork server. This process dies when the fork server dies.
         request: The ``try`` request: script, folder of the snapshot (or empty), args, cwd, env, output.
         read: Variables that the server's imports read.
         joins: Imported modules that have ``init_process_group``.

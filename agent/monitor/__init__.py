@@ -1,1 +1,1 @@
-"""Inspections of the agent's machine, each with its own period, and their verdicts."""
+"""This package inspects the agent's machine. Each inspection has its own period, and gives a verdict."""

@@ -1,8 +1,8 @@
-"""The base class of inspections, and what they exchange with the agent.
+"""This module has the base class of inspections, and the data that inspections exchange with the agent.
 
 An inspection inspects one part of the machine again and again, in a thread of its own, so that a device that does not
-answer delays nothing else. A part that cannot be inspected is unknown and not faulty (``CannotInspect``). A part that
-the machine does not have is left out, with a note.
+answer does not delay other inspections. A part that cannot be inspected is unknown and not faulty (``CannotInspect``).
+A part that the machine does not have is left out, with a note.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InspectionResult:
 
     findings: list[Finding] = field(default_factory=list)
     measures: dict[str, float] = field(default_factory=dict)
-    """Name and value of each measure. Names are those of Prometheus, with a unit and with labels, e.g.
+    """Name and value of each measure. The names follow the rules of Prometheus, with a unit and with labels, e.g.
     ``node_network_speed_bytes{device="eth0"}``."""
     facts: dict[str, str] = field(default_factory=dict)
     """Properties that should be equal on all machines of a job, e.g. the version of the driver."""
@@ -85,10 +85,10 @@ class Site:
     """Returns the ranks that the agent started. It is called in the thread of an inspection."""
     variables: Callable[[], list[Mapping[str, str]]] = lambda: [os.environ]
     """Returns, for each job on the machine, the variables of its ranks that say which interfaces they use; if there is
-    no job, those of the agent."""
+    no job, it returns the variables of the agent."""
     healthy_gpus: dict[str, int] = field(default_factory=dict)
-    """GPU, as findings name it → when an inspection last found it healthy and its driver asked for no recovery,
-    nanoseconds. It is shared by the inspections."""
+    """GPU, as findings name it → the last time at which an inspection found it healthy and its driver asked for no
+    recovery, nanoseconds. All inspections share this table."""
     shared_folders: tuple[Path, ...] = ()
     """Folders that several agents on one computer share. Each agent inspects only its own folders in them."""
     now_ns: Callable[[], int] = time.time_ns
@@ -139,7 +139,7 @@ class Inspection(ABC):
 
         Raises:
             CannotInspect: the part cannot be inspected; the message says why.
-            OSError: likewise.
+            OSError: the part cannot be inspected, because of an error of the system.
         """
 
     def forget(self, reason: str) -> None:
@@ -218,7 +218,7 @@ class Inspection(ABC):
 
 
 def of_no_job(finding: Finding) -> Finding:
-    """Return the finding about a part that no job uses: it is shown, and blames nobody."""
+    """Convert a finding to one about a part that no job uses. It is still shown, but it does not blame the machine."""
     text = f"{finding.text} (no job on this machine uses it)"
     return finding.model_copy(update={"verdict": Health.UNKNOWN, "owner": Owner.UNKNOWN, "sure": False, "text": text})
 

@@ -1,4 +1,4 @@
-"""Keeps the state of inspections for the next agent: in shared memory at once, and on disk as soon as it answers."""
+"""This module keeps the state of inspections for the next agent: in shared memory at once, and on disk soon after."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 A finding is reported when it begins, when its verdict changes, and when it is over. It is over when no inspection has
 seen it for ``OVER_S``. A finding that returns before that is reported again, because a job may have begun meanwhile.
-Each repetition waits twice as long as the one before, so that a part that often changes does not fill the log of
-observations. A network alert is an exception, because the second alert of a machine counts.
+The wait before each repeated report is twice as long as the wait before, so that a part that often changes does not
+fill the log of observations. A network alert that begins again is reported without this wait, because the second alert
+of a machine counts (``everstep/decisions/blame/alerts.py``).
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ HANGS = Reason("inspection-hangs", "an inspection does not end", Owner.UNKNOWN, 
 OVER_S = 30.0
 """A finding that was not seen for this long is over, seconds."""
 AGAIN_S = 3600.0
-"""Longest time between two reports of a finding that returns again and again, seconds; the first is ``OVER_S``."""
+"""Longest wait between two reports of a finding that returns again and again, seconds; the first is ``OVER_S``."""
 POLL_S = 1.0
 """Period of the check for inspections that hang, seconds."""
 CLEARED_S = 0.02
-"""Period of the check whether a clearing has been followed by an inspection, seconds."""
+"""Period of the check whether an inspection has followed a clearing, seconds."""
 MOST_REPORTED = 64
 """Largest number of findings of one inspection that are reported, and of findings in one message."""
 
@@ -59,7 +60,8 @@ class Inspector:
         kept: Stores the inspection's state.
         changed: Called in the thread when the findings have changed.
         silence: Reason codes that are left out of the findings.
-        reported: Active findings that an earlier agent reported: those that are still seen keep their beginning.
+        reported: Active findings that an earlier agent reported. Those that are still seen keep the time at which they
+            began.
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class Inspector:
         self._cleared: list[str] = []
         """Reason codes that were forgotten before the newest inspection."""
         self._asked = self._done = 0
-        """How many clearings were requested, and how many an inspection has followed. One thread writes each."""
+        """How many clearings were requested, and how many of them an inspection has followed. The event loop writes the
+        first number, and the inspection's thread the second."""
         self._ended = False
         self._woken = threading.Event()
         self.inspected_ns = 0
@@ -115,7 +118,7 @@ class Inspector:
 
     @property
     def is_certain(self) -> bool:
-        """Whether a fault that is not among the current findings does not exist: the last inspection succeeded."""
+        """Whether the last inspection succeeded, so that a fault that is not among its findings does not exist."""
         return self.inspections > 0 and not self._unable_since and not self.hangs_s
 
     @property
@@ -213,7 +216,7 @@ class Inspector:
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
-    """Return what two findings have in common if one continues the other: with another verdict, it begins anew."""
+    """Return a key that is equal for two findings if one continues the other. With another verdict, it begins anew."""
     return *finding.key, finding.verdict
 
 
@@ -229,7 +232,7 @@ class ReportedFinding:
     wait_s: float = OVER_S
     """Time from its newest report to ``again_s``, seconds."""
     away: bool = False
-    """Whether some inspection has not seen it since its newest report."""
+    """Whether it was absent at some inspection since its newest report."""
     ended: bool = False
     """Whether the part was repaired or the machine rebooted: a finding that begins later is a new one."""
 
@@ -334,7 +337,7 @@ class Monitor:
         return worst_first(finding for inspector in self.inspectors for finding in inspector.result.findings)
 
     def clear(self, reason: str) -> int:
-        """Forget what findings with a reason code are based on; returns the number of active ones."""
+        """Forget what findings with a reason code are based on; returns the number of such active findings."""
         for reported in self._reported.values():
             reported.ended = reported.ended or reported.finding.reason == reason
         return sum(inspector.clear(reason) for inspector in self.inspectors)

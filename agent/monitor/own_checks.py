@@ -1,4 +1,4 @@
-"""Inspections that a site adds: a program that ends with a verdict, or a Python class that is installed.
+"""This module has the inspections that a site adds: programs that end with a verdict, and installed Python classes.
 
 The exit code of a program is its verdict, as for health checks of Nagios and of Slurm sites: 0 healthy, 1 a warning
 (unknown), 2 faulty. Every other code is unknown, because the check itself failed. The first line of the output is the
@@ -26,7 +26,7 @@ ENTRY_POINTS = "everstep.inspections"
 OUTPUT_CHARACTERS = 64 << 10
 """Largest part of a program's output that is used."""
 FROM_SIGNAL = 128
-"""A shell reports a program that a signal ended by the exit code of this plus the signal's number."""
+"""If a signal ended a program, the shell's exit code is this plus the number of the signal."""
 OK, WARNING, CRITICAL = 0, 1, 2
 SETTING = "everstep:"
 _MEANINGS = {

@@ -1,4 +1,4 @@
-"""Runs a program with a deadline, after which all processes that it started are killed."""
+"""This module runs a program with a deadline, after which all processes that it started are killed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from everstep.errors import CannotInspect
 
 ENDS_S = 1.0
-"""Time in which a killed program has to disappear, seconds; after that it is not waited for."""
+"""Time in which a killed program has to disappear, seconds. The agent does not wait longer for it."""
 WITH_EXIT_CODE = '"$@"; printf "\\n%s %s" "$0" "$?"'
 """A shell script that runs a program, and then prints a random mark and the exit code of the program. The agent's
 ``agent.launcher.processes.Reaper`` collects every child that ends, so this thread may not get the exit code itself."""
 
 KEPT_BYTES, LAST_BYTES = 1 << 20, 4096
-"""Largest part of a program's output that is kept, bytes: its beginning, and its end."""
+"""Largest parts of a program's output that are kept, bytes: the first of its beginning, the second of its end."""
 NOT_RUN = (126, 127)
-"""Exit codes of a shell for a file that is not a program, and for a program that does not exist."""
+"""Exit codes of a shell: the first for a file that cannot be run, the second for a program that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The settings of an agent's inspections: periods, thresholds, inspections that are off, and programs of the site.
+"""This module has the settings of inspections: periods, thresholds, inspections that are off, programs of the site.
 
 The file is TOML; every table is optional::
 
@@ -81,7 +81,7 @@ class MonitorSettings(BaseModel):
             origin: Beginning of error messages, e.g. the path of the file.
 
         Raises:
-            ConfigError: an inspection, a setting or a value does not exist; the message lists those that do.
+            ConfigError: an inspection, a setting or a value does not exist; the message lists the existing ones.
         """
         own = {"off", "silence", "check"}
         limits = {name: value for name, value in table.items() if name not in own}

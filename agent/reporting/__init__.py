@@ -1,1 +1,1 @@
-"""The agent's reports about ranks: observations, metrics, step records and captured output."""
+"""This package makes the agent's reports about ranks: observations, metrics, step records and captured output."""

@@ -1,4 +1,4 @@
-"""The metrics of a job's ranks on this machine, computed from the step reports in their mapped files.
+"""This module computes the metrics of a job's ranks on this machine from the step reports in their mapped files.
 
 The reports are in shared memory, so no disk is needed, and an agent that was restarted reads them again.
 """
@@ -39,8 +39,8 @@ class JobMetrics:
     def new_changes(self, report: ReportFile) -> list[str]:
         """Return texts about the changes in a rank's metrics that no rank of this machine has shown before.
 
-        If the loss is a mean over ranks, it jumps on all ranks, and is reported once. Changes that exist at the first
-        call for a rank, e.g. after a restart of the agent, count as reported.
+        If the loss is a mean over ranks, it jumps on all ranks, but the jump is reported once. Changes that exist at
+        the first call for a rank, e.g. after a restart of the agent, count as reported.
         """
         is_first = report.rank not in self._ranks
         changes = changes_in(metrics_message(self.of(report), Flops()))
@@ -76,7 +76,7 @@ class JobMetrics:
 
 
 def _read_cpu(rank: _RankMetrics, report: ReportFile) -> None:
-    """Read the rank's CPU time whenever a new pace was measured: so both cover the same steps, except for one step."""
+    """Read the rank's CPU time if a new pace was measured, so that both cover the same steps except for one step."""
     pace = rank.watch.pace
     if pace.comparisons == rank.paces:
         return
@@ -86,7 +86,7 @@ def _read_cpu(rank: _RankMetrics, report: ReportFile) -> None:
 
 
 def _read_earlier_generation(rank: _RankMetrics, report: ReportFile) -> None:
-    """Read the reports of the previous generation, if it ran here: an agent that was restarted does not know them."""
+    """Read the reports of the previous generation if it ran here, because a restarted agent does not know them."""
     before = report.path.with_name(f"report-{report.rank}-{report.generation - 1}")
     if not before.exists():
         return

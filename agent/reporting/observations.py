@@ -1,8 +1,9 @@
-"""The numbered log of a machine's observations; each is kept until the control plane has acknowledged it.
+"""This module has the numbered log of a machine's observations.
 
-The log consists of lines of JSON in shared memory, with a copy on disk (``live.py``). Its first line contains the
-number after which the log begins, and the boot of the machine in which it was written. No number is ever used twice:
-after a reboot, or if only the copy on disk exists, the last lines may be missing, so numbering continues with a gap.
+An observation is kept until the control plane has acknowledged it. The log consists of lines of JSON in shared memory,
+with a copy on disk (``live.py``). Its first line contains the number after which the log begins, and the id of the boot
+of the machine in which the log was written. No number is ever used twice. After a reboot, or if only the copy on disk
+exists, the last lines may be missing, so the numbers continue after a gap.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from everstep.model.finding import Finding, Health, Owner, Remedy
 from everstep.system.procfs import boot_id
 
 REBOOT_GAP = 1000
-"""The gap in the numbers after a reboot: more observations than a crash of the machine can lose."""
+"""The gap in the numbers after a reboot. A crash of the machine cannot lose as many observations as this."""
 OF_NO_JOB = "*"
-"""In an acknowledgement, used instead of the name of a job: the observations that belong to no job."""
+"""An acknowledgement of the observations that belong to no job has this instead of the name of a job."""
 KEPT = 10_000
 """Unacknowledged observations beyond this number are dropped, the oldest first."""
 
@@ -211,7 +212,7 @@ def finding_message(finding: Finding) -> pb.Finding:
 
 
 def finding_of(message: pb.Finding) -> Finding:
-    """Return the finding in a message; words that this release does not know are kept."""
+    """Return the finding in a message; names that this release does not know are kept."""
     return Finding(
         inspection=message.inspection,
         reason=message.reason,

@@ -1,4 +1,4 @@
-"""The log files with the captured output of ranks: they are rotated by size, read and followed."""
+"""This module rotates, reads and follows the log files with the captured output of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.system import private_files as private
 Stream: TypeAlias = "pb.ReadLogRequest.Stream.ValueType"
 
 SEARCHED_BYTES = 256 * 1024
-"""The number of bytes at the end of a log in which a traceback is searched."""
+"""A traceback is searched for in this many bytes at the end of a log."""
 CHUNK = 64 * 1024
 POLL_S = 0.1
 
@@ -93,7 +93,7 @@ async def read_log(
 
 
 def _first(path: Path, tail_bytes: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the end of a log (0 bytes: all of it), and the offset and rotation up to which it was read."""
+    """Return the last bytes of a log (0: all of it), and the offset and the rotation up to which it was read."""
     size = path.stat().st_size if path.exists() else 0
     position = (size, _rotation(path))
     older = sum(p.stat().st_size for p in kept_files(path) if p != path)
@@ -101,7 +101,7 @@ def _first(path: Path, tail_bytes: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def _rotation(path: Path) -> int:
-    """Return the time of a log's newest backup, nanoseconds: it changes when the log is rotated."""
+    """Return the time of a log's newest backup, nanoseconds. This time changes when the log is rotated."""
     try:
         return _backup(path, 1).stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The archive of a job's step records: they are copied from the mapped report files to files that are kept longer.
+"""This module archives a job's step records: it copies them from the mapped report files to files that are kept longer.
 
 Each rank has a file ``steps-<rank>.bin`` with records of fixed size, little endian: sequence u64 · generation u32 ·
 given u32 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64. After a restart of the agent, copying

@@ -1,1 +1,1 @@
-"""The agent's gRPC services: commands that are carried out once, and queries."""
+"""This package has the agent's gRPC services: commands, each of which is carried out once, and queries."""

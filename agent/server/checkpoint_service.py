@@ -1,4 +1,4 @@
-"""The rpcs for copies of training state."""
+"""This module serves the rpcs for copies of training state."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = structlog.get_logger()
 
 
 class CheckpointsService(agent_pb2_grpc.AgentServicer):
-    """Checkpoints, CheckStorage, Restore, Persist, AlignBackups and OpenExchange."""
+    """Serves Checkpoints, CheckStorage, Restore, Persist, AlignBackups and OpenExchange."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         self.jobs = jobs
         self.host = jobs.host
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:  # noqa: N802
-        """List the copies that this machine holds, in all tiers; also for a job that is not known here."""
+        """List the copies that this machine holds, in all tiers. The job need not be known to this agent."""
         async with refusals(context):
             check_job(request.job)
             runner = self.jobs.runners.get(request.job)
@@ -94,7 +94,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         try:
             return list(await asyncio.gather(*(loop.run_in_executor(pool, one, shard) for shard in request.shards)))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # the threads need this loop: it must not wait for them
+            pool.shutdown(wait=False, cancel_futures=True)  # the threads need this loop, so the loop must not wait
 
     async def Persist(self, request: pb.PersistRequest, context: Context) -> pb.PersistReply:  # noqa: N802
         """Write a future step to disk too."""
@@ -123,7 +123,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         )
 
     async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
-        """List the copies for the answer of Stop: all copies by their headers, and small own slots verified.
+        """List the copies for the answer to Stop. All copies are read by their headers; small own slots are verified.
 
         Args:
             runner: The job's runner.
@@ -131,7 +131,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         """
         copies, place = runner.checkpoints, runner.checkpoints.place
         request = pb.CheckpointsRequest(job=place.job, disk_path=runner.disk_path(), patience_s=DISK_PATIENCE_S)
-        # This reads the state folder and then asks each folder, and each of them may take the whole time.
+        # This reads the state folder and then lists all folders at once. Each of the two may take the complete time.
         below = asyncio.create_task(self.host.reads.do(lambda: copies.tiers.held(request), 2 * DISK_PATIENCE_S))
         found = await asyncio.to_thread(copies.in_memory, verify_own=verify_bytes is None, own_bytes=verify_bytes or 0)
         try:

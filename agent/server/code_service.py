@@ -1,4 +1,4 @@
-"""The rpcs for versions of a job's code."""
+"""This module serves the rpcs for versions of a job's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.v1 import agent_pb2 as pb
 
 
 class CodeService(CheckpointsService):
-    """HasCode, PutCode, TryCode and AlignRanks."""
+    """Serves HasCode, PutCode, TryCode and AlignRanks."""
 
     async def HasCode(self, request: pb.HasCodeRequest, context: Context) -> pb.HasCodeReply:  # noqa: N802
         """Return which snapshots this machine has."""

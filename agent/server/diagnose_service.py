@@ -1,4 +1,4 @@
-"""The rpcs for a diagnosis: tests of a stopped machine, and samples of running ranks."""
+"""This module serves the rpcs for a diagnosis: tests of a stopped machine, and samples of running ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.errors import AgentError
 
 
 class DiagnoseService(CheckpointsService):
-    """Diagnose and Stacks."""
+    """Serves Diagnose and Stacks."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         super().__init__(jobs)
@@ -33,7 +33,7 @@ class DiagnoseService(CheckpointsService):
                 yield reply
 
     def _check_idle(self, request: pb.DiagnoseRequest) -> None:
-        """Refuse tests while ranks live: tests need the same devices, and measure wrong values beside ranks.
+        """Refuse tests while ranks live, because both need the same devices and tests would measure wrong values.
 
         Raises:
             AgentError: ranks live on this machine, or the machine has a job that did not request the tests.

@@ -1,4 +1,4 @@
-"""The gRPC server of an agent: its options, its port and its health checks. A fake agent uses it too."""
+"""This module makes the gRPC server of an agent or of a fake agent, with its options, its port and health checks."""
 
 from __future__ import annotations
 

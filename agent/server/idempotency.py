@@ -1,4 +1,4 @@
-"""Memory of carried-out commands: a repeated request id gets the first reply and has no second effect."""
+"""This module remembers the replies to commands. A repeated request id gets the first reply, and no second effect."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RequestMemory:
         return reply
 
     def forget(self, job: str) -> None:
-        """Forget a job: a later job of the same name may use the same ids."""
+        """Forget a job, because a later job of the same name may use the same ids."""
         kept = [(key, reply) for key, reply in self._replies.items() if key[0] != job]
         if len(kept) < len(self._replies):
             self._replies = OrderedDict(kept)

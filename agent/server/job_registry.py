@@ -1,4 +1,4 @@
-"""The jobs of a machine by name, and the handling of commands: each is carried out once, and errors become statuses."""
+"""This module keeps the jobs of a machine by name, carries each command out once, and converts errors to statuses."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ class JobRegistry:
         ]
 
     def variables_seen(self) -> list[Mapping[str, str]]:
-        """Return for each job the variables of its ranks that name interfaces; without a job, those that ranks would
-        have. Called in any thread."""
+        """Return, for each job, the variables of its ranks that name interfaces. Called in any thread.
+
+        If there is no job, the variables that ranks would have are returned.
+        """
         records = [runner.record for runner in list(self.runners.values()) if not runner.record.released]
         jobs: list[Mapping[str, str]] = [record.network for record in records if record.ranks]
         return jobs or [{**self.host.sockets, **inherited_environment()}]
@@ -96,7 +98,7 @@ class JobRegistry:
         """
         known = self.runners.get(job)
         if known is None or (run in {"", known.record.run} and not known.record.released):
-            return  # without the lock, behind which another job's end may take long
+            return  # this needs no lock; the end of another job may hold the lock for long
         async with self._turn:
             runner = self.runners.get(job)
             if runner is None or run in {"", runner.record.run}:
@@ -125,7 +127,9 @@ class JobRegistry:
         return freed
 
     async def end_others_than(self, job: str) -> None:
-        """End other replays of a job before its ranks, or the ranks of a replay, start: a machine runs one at a time.
+        """End the other replays of a job before ranks of the job, or of one of its replays, start.
+
+        A machine runs only one of them at a time.
 
         Raises:
             AgentError: ``job`` is a replay, and the job itself runs on this machine.
@@ -138,7 +142,7 @@ class JobRegistry:
         await self.end_replays(owner_of(job), but=job)
 
     async def end_replays(self, job: str, *, but: str = "") -> int:
-        """End the replays of a job on this machine, but for one; returns the bytes of memory that were freed."""
+        """End the replays of a job on this machine, except ``but``; returns the bytes of memory that were freed."""
         runners = {name: runner for name, runner in self.runners.items() if owner_of(name) == job}
         replays = [runner for name, runner in runners.items() if name not in {job, but}]
         return sum([await self.release(runner) for runner in replays if not runner.record.released])
@@ -156,7 +160,7 @@ class JobRegistry:
         return runner
 
     def present(self, job: str) -> JobRunner:
-        """Return a job that is not over, prepared or only stopped: copies of its state need no fork server.
+        """Return a job that is not over. It need not be prepared, because copies of its state need no fork server.
 
         Raises:
             AgentError: the job is over.
@@ -194,7 +198,7 @@ class JobRegistry:
 
 @contextlib.asynccontextmanager
 async def refusals(context: Context, **fields: str) -> AsyncIterator[None]:
-    """End the rpc with the status of an error that is raised in this context; with ``fields`` it is logged too."""
+    """If the context raises an error, end the rpc with the error's status; with ``fields``, also log the error."""
     try:
         yield
     except (EverstepError, OSError) as error:
@@ -205,7 +209,7 @@ async def refusals(context: Context, **fields: str) -> AsyncIterator[None]:
 
 
 def _set_aside(folder: Path) -> None:
-    """Keep the logs of the earlier job of a name beside the new job's logs, until the next job of that name."""
+    """Keep the logs of the previous job of a name beside those of the new job, until the next job of this name."""
     if folder.exists():
         previous = folder.with_name(f"{folder.name}.previous")
         shutil.rmtree(previous, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The metrics of an agent: results of inspections, progress of ranks, and copies of their state."""
+"""This module has the metrics of an agent: results of inspections, progress of ranks, and copies of their state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _inspections(samples: Samples, states: list[InspectionState]) -> None:
         samples.add("inspection_cpu_seconds_total", state.busy_s, **name)
         if state.inspected_ns:
             samples.add("inspection_last_look_timestamp_seconds", state.inspected_ns / 1e9, **name)
-        # Items are no label, because there could be any number of them: `everstep machines` shows them.
+        # The item of a finding is not a label, because there may be many items. `everstep machines` shows the items.
         for (reason, verdict), number in Counter(
             (found.reason, found.verdict) for found in state.result.findings
         ).items():

@@ -1,4 +1,4 @@
-"""The agent's gRPC service: commands for jobs, queries, and streams of reports.
+"""This module has the agent's gRPC service: commands for jobs, queries, and streams of reports.
 
 The rpcs for copies, code and diagnoses are in the other files of this folder.
 """
@@ -39,7 +39,7 @@ from everstep.system.procfs import boot_id, is_alive
 PROGRESS_FLOOR_S = 0.01
 PROGRESS_CEILING_S = 1.0
 STOPPED_S = 0.1
-"""A rank whose process is stopped is reported within this time."""
+"""A rank whose process is stopped is reported within this time, seconds."""
 ROOM_PATIENCE_S = 0.1
 CLEAR_S = 10.0
 """The longest time that a Clear waits until the inspections have run again, seconds."""
@@ -57,7 +57,7 @@ class AgentService(DiagnoseService, CodeService):
         self._monitor = monitor
         self._disk_free = 0
         self._hardware = ""
-        # In a thread, because a driver may hang: until it answers, the hardware is not known.
+        # This runs in a thread, because a driver may hang. Until the driver answers, the hardware is not known.
         threading.Thread(target=self._read_hardware, name="hardware", daemon=True).start()
 
     def _read_hardware(self) -> None:
@@ -170,7 +170,7 @@ class AgentService(DiagnoseService, CodeService):
         return reply
 
     async def _room(self) -> pb.Room:
-        """Return the free memory and disk space; for a disk that hangs, the last known number."""
+        """Return the free memory and disk space; if the disk hangs, the last known number is returned."""
         self.host.disk.run("room", self._measure_disk)
         await self.host.disk.flush(ROOM_PATIENCE_S)
         return pb.Room(shm_free=free(self.host.shm_dir), memory_available=memory_available(), disk_free=self._disk_free)
@@ -245,7 +245,7 @@ class AgentService(DiagnoseService, CodeService):
         return await self.jobs.command("Launch", request, pb.LaunchReply, context, carry_out)
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopReply:  # noqa: N802
-        """Kill and fence; return the evidence and the checkpoints."""
+        """Kill and fence generations; return the evidence and the checkpoints."""
 
         async def carry_out() -> pb.StopReply:
             runner = self.jobs.new_runner(request.job, request.run)  # an unknown job gets its fence too
@@ -264,7 +264,7 @@ class AgentService(DiagnoseService, CodeService):
             )
 
         reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)
-        reply.now_ns = time.time_ns()  # also if this is the first reply, repeated
+        reply.now_ns = time.time_ns()  # the current time, even if this is a remembered reply
         return reply
 
     def _findings(self) -> list[pb.Finding]:
@@ -314,7 +314,7 @@ class AgentService(DiagnoseService, CodeService):
             yield observation
 
     async def Progress(self, request: pb.ProgressRequest, context: Context) -> AsyncIterator[pb.ProgressReply]:  # noqa: N802
-        """Stream the progress of each rank, on change and once a second."""
+        """Stream the progress of each rank, at each change and once a second."""
         interval = min(max(request.interval_s, PROGRESS_FLOOR_S), PROGRESS_CEILING_S)
         sent, sent_at = b"", 0.0
         while True:

@@ -1,1 +1,1 @@
-"""The agent's lasting state: written to shared memory at once, and to its state folder when the disk accepts it."""
+"""This package keeps the agent's lasting state: in shared memory at once, and on disk when the disk accepts it."""

@@ -1,8 +1,8 @@
-"""The agent's writes to its state folder, all in one thread: no command waits for a disk that is full or hangs.
+"""This module makes the agent's writes to its state folder in one thread, so that no command waits for a disk.
 
-State that must survive the agent is in shared memory (``live.py``); the disk gets a copy a moment later, for the time
-after a reboot. A failed write is kept, repeated every second, and logged. The amount of waiting data is limited,
-because a file that grows by lines is rewritten when too many lines wait.
+The disk may be full, or may hang. State that must survive the agent is in shared memory (``live.py``); the disk gets a
+copy a moment later, which is used after a reboot. A write that failed is logged, and repeated every second. The amount
+of waiting data is limited, because a file that grows by lines is rewritten when too many lines wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from everstep.system import private_files as private
 RETRY_S = 1.0
 """Time between two attempts of a write that failed, seconds."""
 SILENT_S = 2.0
-"""A disk that is busy with one write for longer is reported to hang, seconds."""
+"""If one write takes longer than this, the disk is reported to hang, seconds."""
 LOOK_S = 0.005
 
 logger = structlog.get_logger()
@@ -62,7 +62,10 @@ class StateDisk:
             self._queue(path, lambda: self._write(path))
 
     def append(self, path: Path, line: bytes) -> int:
-        """Add a line to a file; returns how many bytes wait to be written to it: if too many, call ``put``."""
+        """Add a line to a file; returns how many bytes wait to be written to the file.
+
+        If too many bytes wait, the caller should call ``put`` with the complete contents.
+        """
         with self._changed:
             waiting = self._files.setdefault(path, _Contents())
             waiting.lines.append(line)
@@ -77,7 +80,7 @@ class StateDisk:
             self._failed.pop(path, None)
 
     def run(self, key: Hashable, work: Callable[[], object]) -> None:
-        """Run other work in the thread once; of waiting work with the same key only the newest runs."""
+        """Run other work in the thread once. If earlier work with the same key still waits, it is replaced."""
         with self._changed:
             self._queue(key, work)
 
@@ -90,7 +93,7 @@ class StateDisk:
         return self._problem
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until all waiting data was tried; returns False if the disk hangs."""
+        """Wait until the thread has tried to write all waiting data; returns False if the time runs out first."""
         deadline = time.monotonic() + timeout_s
         while self._fresh or self._busy_since:
             if time.monotonic() > deadline:
@@ -99,7 +102,7 @@ class StateDisk:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Try all waiting data once more, and end; a disk that hangs is not waited for."""
+        """Try to write all waiting data once more, and end the thread; waits for this at most ``timeout_s``."""
         with self._changed:
             self._closing = True
             self._fresh = OrderedDict([*self._failed.items(), *self._fresh.items()])
@@ -177,7 +180,7 @@ class StateDisk:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append all of the data to a file, or nothing; raises OSError."""
+    """Append all of the data to a file; if this fails, append none of it and raise OSError."""
     with open(path, "ab", buffering=0, opener=private.open_file) as file:
         before = os.fstat(file.fileno()).st_size
         try:

@@ -1,4 +1,4 @@
-"""The record of a job, in a file that survives the agent."""
+"""This module has the record of a job, which is kept in a file that survives the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.state.rank_record import RankRecord
 FILE = "job.json"
 """Name of the file in a job's folder."""
 KEPT_GENERATIONS = 2
-"""Ranks of older generations are forgotten."""
+"""The ranks of this many of the newest generations are kept in the record after they have ended."""
 
 
 class StoreRecord(BaseModel):
@@ -32,9 +32,9 @@ class JobRecord(BaseModel):
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     revision: int = 0
-    """Number of the write: of two copies of the record, the copy with the higher number is used."""
+    """The number of the write. If two copies of the record exist, the copy with the higher number is used."""
     prepared: bool = False
-    """A Prepare was carried out. False: the record only has a fence, from a Stop before any Prepare."""
+    """Whether a Prepare was carried out. False: the record has only a fence, which a Stop before any Prepare set."""
     generation: int = 0
     fenced: int = 0
     heard: int = 0
@@ -45,7 +45,7 @@ class JobRecord(BaseModel):
     terms: str = ""
     """The checkpoint options of the newest Launch, as ``LaunchOptions.to_json`` writes them."""
     emptied: bool = False
-    """The job's shared memory was gone when the agent started, and nothing was launched since then."""
+    """Whether the job's shared memory was gone when the agent started, and nothing was launched since then."""
     code: str = ""
     """Digest of the snapshot of code that the newest Launch ran; empty: the script ran in place."""
     versions: list[tuple[int, int]] = Field(default_factory=list)

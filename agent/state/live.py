@@ -1,8 +1,9 @@
-"""The agent's records: in shared memory at once, and in its state folder as soon as the disk has written them.
+"""This module keeps the agent's records in shared memory, and a copy of them in the state folder.
 
-``<shm-dir>/_agent`` outlives the agent as the ranks do, and no write to it waits for a disk. The copies in the state
-folder count only if this folder in shared memory is gone: after a reboot, or if shared memory was full. Then all
-processes of the jobs are gone too, and the newest lines may be missing.
+A record is in shared memory at once; the disk gets its copy as soon as it has written it. The folder in shared memory,
+``<shm-dir>/_agent``, outlives the agent as the ranks do, and no write to it waits for a disk. The copies in the state
+folder are used only if the folder in shared memory is gone: after a reboot, or because shared memory was full. The
+newest lines may be missing in the copies. After a reboot, all processes of the jobs are gone too.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class LiveLines:
         self._file = None
 
     def _lose(self, reason: str) -> None:
-        """Remove the file if not all lines have room: then the copy on disk counts."""
+        """Remove the file because not all of its lines have room; from then on the copy on disk is used."""
         logger.error("a file cannot be kept in shared memory", path=str(self.path), reason=reason)
         self.close()
         with contextlib.suppress(OSError):
@@ -132,9 +133,9 @@ class LiveRecords:
             yield record
 
     def begin(self, record: JobRecord) -> None:
-        """Create the fence of a new job, or of another run of its name: nothing is fenced yet.
+        """Create the file with the fence of a job's run.
 
-        Its room is reserved now, so that a later write cannot fail.
+        The room for the fence is reserved now, so that a later write cannot fail.
         """
         try:
             private.make_folder(self._folder)

@@ -1,4 +1,4 @@
-"""A rank in the record of its job: its process, its end, and the message by which the agent reports the end."""
+"""This module has the record of a rank: its process, how it ended, and the message that reports its end."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class RankRecord(BaseModel):
     forked_ns: int
     end: End | None = None
     ending: End | None = None
-    """How the rank ends by itself. It is detected, and reported, while the process still exists."""
+    """How the rank is ending by itself. The agent detects and reports this while the process still exists."""
     stopped: bool = False
-    """The rank lived until a Stop killed it."""
+    """Whether the rank lived until a Stop killed it."""
     exception: str = ""
     """The line of its error output that names the exception that it raised."""
     classification: Classification | None = None
-    """The class of its end; None: it lived until a Stop killed it, or its output was not read yet."""
+    """The class of its end; None: the rank lived until a Stop killed it, or its output was not read yet."""
     sequence: int = 0
-    """Number of the observation of its end; 0: no observation is due; -1: one is due and has no number yet."""
+    """Number of the observation of its end; 0: no observation is due; -1: it is due, but has no number yet."""
 
     @property
     def exit_code(self) -> int | None:
@@ -52,7 +52,7 @@ class RankRecord(BaseModel):
         return -end.value if end.kind == "signal" else end.value
 
     def classify(self, output: bytes) -> None:
-        """Find the exception and the class of the end in the end of the rank's output, unless they are known."""
+        """Determine the exception and the class of the rank's end from the last part of its output, unless known."""
         if output and self.classification is None:
             self.exception = exception_in(output)
             if not self.stopped:
@@ -63,7 +63,7 @@ class RankRecord(BaseModel):
 
         Args:
             snapshot: What the rank had reported; None: its report file is gone.
-            output: The end of its error output.
+            output: The last part of its error output.
         """
         end = self.end or self.ending
         end_class = self.classification or (None if self.stopped else classification("", "", self.exit_code))
@@ -89,7 +89,7 @@ def to_exit(end: End) -> pb.Exit:
 
 
 def exit_of(machine: str, end: pb.RankEnd, *, shift_ns: int = 0) -> RankExit:
-    """Read the message of an end, from an observation or from the answer to a Stop.
+    """Convert the message about a rank's end, which comes from an observation or from the answer to a Stop.
 
     ``shift_ns`` is added to the machine's time to get the caller's time.
     """

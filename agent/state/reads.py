@@ -27,7 +27,7 @@ class Reads:
         """Run ``work`` in a thread of its own and return its result.
 
         Raises:
-            TimeoutError: the read takes longer; its thread continues.
+            TimeoutError: the read takes longer than ``timeout_s``; its thread continues.
             AgentError: too many reads hang already.
             Exception: the error that ``work`` raises.
         """

@@ -1,1 +1,1 @@
-"""Samples of the ranks of this machine: processes, stacks and flight records. A sample stops no rank for long."""
+"""This package samples the processes, stacks and flight records of this machine's ranks, and stops no rank for long."""

@@ -17,7 +17,8 @@ from everstep.errors import CannotInspect
 HANDLERS = ("fr_trace_json", "fr_trace_json?backend=nccl2", "dump_nccl_trace_json")
 """Requests for a record; they are sent in this order until a record has entries. The last is for NCCL alone."""
 KEPT = 256
-"""The number of newest entries that are kept, beside the newest of each group and all that are not completed."""
+"""The number of newest entries that are kept. The newest entry of each group, and all entries that are not completed,
+are kept as well."""
 FIELDS = (
     "record_id",
     "process_group",

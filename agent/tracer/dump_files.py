@@ -1,4 +1,4 @@
-"""An agent's sample of ranks, as the files of a dump that ``everstep.dumps.folder`` reads."""
+"""This module converts an agent's sample of ranks to the files of a dump, which ``everstep.dumps.folder`` reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from everstep.dumps.folder import PROCESSES
 
 
 def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:
-    """Return names below the dump's folder, with contents; the list of processes comes first.
+    """Yield the relative path and the contents of each file of the dump; the list of processes comes first.
 
-    Data that an agent left out, or that cannot be unpacked, is no file.
+    There is no file for data that an agent left out, or that cannot be unpacked.
     """
     listing = [
         {

@@ -1,4 +1,4 @@
-"""The processes of a rank, with their roles and the resources that they have used."""
+"""This module lists the processes of ranks, with their roles and the resources that they have used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from everstep.system import procfs
 from everstep.system.procfs import ProcessInfo, living
 
 TRACING = "t"
-"""State of a process that is being traced: it continues after the trace."""
+"""State of a process that is being traced. The process continues after the trace."""
 STOPPED = "T"
 """State of a process that is stopped until it is continued."""
 NAMES = {"pt_data_worker": ProcessRole.DATA_LOADER, "pt_elastic": ProcessRole.LAUNCHER}
 """Name that torch gives a process → the role of the process."""
 OF_LIBRARIES = (b"gloo_", b"pt_", b"nccl", b"NCCL", b"cuda")
-"""The first parts of the names of libraries' threads. Gloo's thread, for example, wakes 80 times per second."""
+"""The names of threads of libraries begin with these. Gloo's thread, for example, wakes up 80 times per second."""
 
 
 class FamilyMember(NamedTuple):
@@ -38,7 +38,7 @@ class Used(NamedTuple):
     io_bytes: int = -1
     """Bytes that it read and wrote; -1: this user may not read the number."""
     switches: int = 0
-    """How often its threads waited and continued, without the threads of libraries, which wake up all the time."""
+    """How often its threads waited and continued. Threads of libraries are not counted: they wake up all the time."""
 
 
 def families(ranks: Mapping[int, int]) -> list[FamilyMember]:

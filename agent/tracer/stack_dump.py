@@ -1,7 +1,7 @@
-"""A stack dump of one process by py-spy, within a deadline; the process is never left stopped.
+"""This module reads the stacks of one process with py-spy, within a deadline, and never leaves the process stopped.
 
 For a consistent stack, py-spy stops the process for some milliseconds. If py-spy is killed during that time, the
-process would stay stopped for ever. So the agent continues it afterwards, unless it was stopped before.
+process stays stopped. So the agent continues the process after each dump, unless it was stopped before the dump.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from everstep.system.procfs import state_of
 LEAST_S = 0.2
 """The shortest time limit of a dump, seconds."""
 SETTLES_S = 0.5
-"""After its tracer was killed, the state of a process shows within this time whether it continues, seconds."""
+"""When py-spy is killed, the state of the traced process shows within this time whether it continues, seconds."""
 MOST_BYTES = 4 << 20
-"""Largest dump of one process; a larger one is left out."""
+"""Largest dump of one process, bytes; a larger dump is left out."""
 PROBLEM_CHARACTERS = 200
 
 logger = structlog.get_logger()
@@ -43,7 +43,7 @@ class StackDump(NamedTuple):
 
 
 def py_spy() -> str | None:
-    """Return the path of py-spy in this installation, or else on the ``PATH``; None: it is not installed."""
+    """Return the path of py-spy in this installation, or else from the ``PATH``; None: it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
@@ -51,7 +51,8 @@ def py_spy() -> str | None:
 def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> StackDump:
     """Read the stacks of a process.
 
-    A stopped process is read as it is; so is a process that cannot be stopped, if there is time.
+    If the process is stopped already, py-spy reads it without stopping it. If py-spy fails to stop the process, it
+    tries again without stopping it, if there is time.
 
     Args:
         pid: Pid of the process.
@@ -109,7 +110,7 @@ def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
     Args:
         pid: Pid of the process.
         ticks: Start time of the process in clock ticks.
-        before: Its state before the dump: a process that was stopped before stays stopped.
+        before: Its state before the dump. A process that was stopped before the dump stays stopped.
         at_once: The dump ended by itself, so the state of the process shows at once whether it was left stopped.
     """
     if before == STOPPED:

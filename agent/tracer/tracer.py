@@ -1,4 +1,4 @@
-"""Samples all processes of a job's ranks on this machine at the same time, within a time limit."""
+"""This module samples all processes of a job's ranks on this machine at the same time, within a time limit."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class Tracer:
     async def look(
         self, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
     ) -> pb.StacksReply:
-        """Sample ranks and their helpers. Samples run in sequence, because parallel samples would see each other.
+        """Sample ranks and their helpers. Samples are taken in sequence, because each would disturb another one.
 
         Args:
             ranks: Ranks of a generation.
             generation: The generation.
             limit_s: Time limit for the whole sample, seconds; 0: the default.
-            ranks_only: Leave out helpers and flight records, which a rank's own threads write.
+            ranks_only: Leave out helpers, and flight records, because threads of the rank itself write the records.
         """
         async with self._one:
             return await asyncio.to_thread(
@@ -130,7 +130,7 @@ def _before(member: FamilyMember) -> _Before:
 
 
 def _settled(member: FamilyMember) -> str:
-    """Return the state of a process; if it is being traced, its state a moment later."""
+    """Return the state of a process; if the process is being traced, wait a moment for another state."""
     for _ in range(10):
         state = state_of(member.process.pid, member.process.start)
         if state != TRACING:

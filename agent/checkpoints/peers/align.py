@@ -1,4 +1,4 @@
-"""How an agent applies an ``AlignBackups`` to a rank; ``everstep/decisions/keep/align_backups.py`` has the reasons.
+"""This module applies an ``AlignBackups`` to a rank; ``everstep/decisions/keep/align_backups.py`` has the reasons.
 
 The functions read and change the rank's ``SavedState``, so the agent acts on exactly the state that it reports.
 """
@@ -47,9 +47,9 @@ def kept(state: pb.SavedState, step: int, every: int) -> None:
 
 
 def pins(state: pb.SavedState, sending: int, sent: int) -> list[tuple[Pin, int]]:
-    """Return the slots that the rank's saves should spare.
+    """Return the pins of the steps whose slots the rank's saves should spare.
 
-    They have to be pinned in this order: if the agent is killed in between, the pins still describe a safe state.
+    The pins have to be set in this order: if the agent is killed in between, they still describe a safe state.
 
     Args:
         state: State of the rank.

@@ -1,4 +1,4 @@
-"""One backup that this machine holds for another machine's rank, and the transfer that fills it."""
+"""This module has a backup that this machine holds for another machine's rank, and the transfer that fills it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Backup:
         self.file: SlotFile | None = None
         self.user: Wire | None = None
         self.header: SlotHeader | None = None
-        """Header of the slot that has arrived in part, in ``view``; None: no slot has."""
+        """Header of the slot that has arrived in part, in ``view``; None: there is no such slot."""
         self.view = memoryview(b"")
         self.done = 0
         self.digest = xxhash.xxh3_64()
@@ -86,7 +86,7 @@ class Backup:
             self.file.abort()
 
     def keep(self, step: int) -> None:
-        """Keep this step, if it is held: drop all later steps, so that the next slot replaces one of these."""
+        """Keep this step if it is held: drop all later steps, so that the next slot replaces one of the later steps."""
         held = [header.completed_steps for header in self.headers()]
         for later in held:
             if 0 < step < later and step in held:
@@ -125,7 +125,7 @@ class Transfer:
         self._offer = offer
         self.header = header
         self.held = False
-        """The slot is here already, and complete."""
+        """Whether the complete slot is here already."""
 
     @property
     def offset(self) -> int:

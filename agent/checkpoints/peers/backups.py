@@ -1,11 +1,11 @@
-"""The backups that this machine holds for other machines' ranks, and the connections that may write them.
+"""This module holds the backups for other machines' ranks, and decides which connections may write them.
 
-Each backup is a checkpoint file of a few slots, ``backup-<rank>``, filled by one connection at a time. If a transfer
+Each backup is a checkpoint file of a few slots, ``backup-<rank>``, which one connection at a time fills. If a transfer
 breaks, the next offer of the same slot resumes it where it ended.
 
-Two fences keep old data out. A stopped generation can begin or commit nothing. And each offer, and this machine's own
-Launch, names the step at which its generation begins. The first of these messages that arrives drops what earlier
-generations saved beyond that step.
+Two rules keep old data out. First, a stopped generation can neither begin nor commit a transfer. Second, each offer,
+and this machine's own Launch, contains the step at which its generation begins. When the first of these messages
+arrives, the copies that earlier generations saved after that step are dropped.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PeerBackups:
         self._launched = generation
         for rank in backup_files(self.shm):
             backup = self._backup(rank)
-            # A backup that accepts an offer of the new generation has dropped them already, and is not waited for.
+            # If a backup has accepted an offer of the new generation, it has dropped these slots already.
             if backup.generation < generation and backup.turn.acquire(timeout=TAKE_OVER_S):
                 if backup.generation < generation:
                     backup.drop_abandoned(generation, resume_step)
@@ -158,8 +158,8 @@ class PeerBackups:
     def remove_stale(self, before: int | None) -> bool:
         """Remove backups of ranks that send to another machine since the newest Launch.
 
-        This machine gets no list of these ranks. A backup counts as stale if other ranks have sent
-        in the newest generation and its rank has not; it is still kept as long as a restart might need it.
+        This machine gets no list of these ranks. So a backup counts as stale if other ranks have sent in the newest
+        generation and its rank has not. A stale backup is still kept as long as a restart might need it.
 
         Args:
             before: Remove only backups whose steps are all older than this step: no rank here could go back so far.

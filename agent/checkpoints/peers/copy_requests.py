@@ -1,4 +1,4 @@
-"""The messages before the transfer of a copy: offers, requests and headers, which are validated when received."""
+"""This module has the messages before the transfer of a copy (offers, requests and headers), and validates them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Header(BaseModel):
 
 
 class Offer(BaseModel):
-    """PUT: a sender offers a copy for this machine to keep."""
+    """The message of a PUT: a sender offers a copy for this machine to keep."""
 
     model_config = ConfigDict(strict=True)
 
@@ -43,12 +43,12 @@ class Offer(BaseModel):
     """The step at which that generation began."""
     slots: int = Field(ge=2, le=8)
     keep: int = Field(0, ge=0, lt=1 << 62)
-    """A held step that a restart may need: the new copy must replace a later step instead. 0: there is no such step."""
+    """A step that is held and that a restart may need, so the new copy must replace a later step; 0: there is none."""
     header: Header
 
 
 class Request(BaseModel):
-    """GET: a machine needs the payload of a slot, or a part of the payload."""
+    """The message of a GET: a machine needs the payload of a slot, or a part of the payload."""
 
     model_config = ConfigDict(strict=True)
 

@@ -1,4 +1,4 @@
-"""The data port: receives backups from other agents, and sends them copies for a restore."""
+"""The data port receives backups from other agents, and sends them copies for a restore."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = structlog.get_logger()
 
 
 class Tokens:
-    """The keys of the data port: a random token for each job, as long as this agent lives; thread-safe."""
+    """The keys of the data port: each job has a random token, which is valid until this agent ends; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Tokens:
 
 
 class DataPort:
-    """Listens and serves: each connection that proves a token has its own thread.
+    """Listens for connections and serves them. Each connection that has proven a token has its own thread.
 
     Args:
         host: Address to listen on; the kernel chooses the port.
@@ -96,7 +96,7 @@ class DataPort:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _key(self, job: str, nonce: bytes, client_nonce: bytes) -> bytes:
-        # Without a token the answer is the same as to a wrong token, and as fast.
+        # If the job has no token, the client gets the same answer as for a wrong token, and as fast.
         return session_key(self._tokens.of(job) or os.urandom(32), job, nonce, client_nonce)
 
     def _enter(self, connection: socket.socket, peer: str, wire: Wire, job: str, request: Message) -> None:

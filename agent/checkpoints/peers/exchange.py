@@ -1,4 +1,4 @@
-"""An agent's side of the exchange of training state, for all jobs: data port, tokens, connections to other agents."""
+"""This module exchanges training state for all jobs: it has the data port, tokens, and connections to other agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS = "the agent ends, or the connection is not needed any more"
 
 
 class Exchange:
-    """Serves the data port, and connects to the data ports of other agents. Needs the running loop.
+    """Serves the data port, and connects to the data ports of other agents. It must be made in the running loop.
 
     Args:
         machine: This machine's name.

@@ -1,4 +1,4 @@
-"""Fetches a slot from another agent into a checkpoint file of this machine."""
+"""This module fetches a slot from another agent into a checkpoint file of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Connect = Callable[[], Wire]
 def fetch_slot(
     connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile, *, saved_ns: int = 0
 ) -> int:
-    """Copy a slot from another agent into a file of this machine, verified; a broken transfer is resumed.
+    """Copy a slot from another agent into a file of this machine, and verify it; a broken transfer is resumed.
 
     Args:
         connect: Connects to the agent that holds the copy.
@@ -123,7 +123,7 @@ class _Part:
 
 
 def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
-    """Copy a slot from another file of this machine, verified; returns the bytes of its payload.
+    """Copy a slot from another file of this machine, and verify it; returns the bytes of its payload.
 
     Raises:
         CorruptCheckpoint: the copy is damaged or missing, or was not saved at ``saved_ns``.
@@ -152,7 +152,7 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
 
 
 def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
-    """Refuse another save of the chosen step.
+    """Refuse a copy that is not the chosen save of its step.
 
     Raises:
         CorruptCheckpoint: the copy was not saved at ``saved_ns``.

@@ -1,9 +1,9 @@
-"""Handshakes of the data port: a client waits here until it has proven that it knows a job's token.
+"""This module does the handshakes of the data port, in which a client proves that it knows a job's token.
 
-Any program that reaches the port can connect, and a connection costs an attacker nothing. So an unproven connection has
-no thread, little memory and little time; their number is limited, in total and per address. Above the limit, the oldest
-connection of the address with the most connections is closed: a client that knows the token proves it at once, and is
-not among the oldest.
+Any program that reaches the port can connect, and a connection costs an attacker nothing. So an unproven connection
+gets no thread, little memory and little time, and the number of unproven connections is limited, in total and per
+address. Above the total limit, the oldest connection of the address with the most connections is closed. A client that
+knows the token proves it at once, so its connection is not among the oldest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_UNPROVEN = 512
 MOST_FROM_ONE = 64
 """Limit of unproven connections from one address. It suffices, because the ranks of a machine connect one by one."""
 BACKLOG = 512
-"""Connections that wait to be accepted."""
+"""The largest number of connections that wait to be accepted."""
 LOG_S = 60.0
 """Time between two lines in the log about refused connections, seconds."""
 FULL_S = 0.1
@@ -106,7 +106,7 @@ class Handshakes:
                 for key, _ in self._selector.select(self._patience()):
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif key.data.connection in self._waiting:  # not turned away meanwhile
+                    elif key.data.connection in self._waiting:  # it was not closed meanwhile
                         self._read_greeting(key.data)
                 self._turn_away_late()
         finally:

@@ -1,7 +1,7 @@
-"""Ranks without backups: when machines are aligned, these ranks keep the named steps in their own slots only.
+"""This module handles ranks without backups, which keep named steps only in their own slots when machines are aligned.
 
-So ranks that drift apart keep a common step even without backups, also on a single machine. A ``PeerSender`` acts when
-the peer has a step; ``OwnSlots`` acts when the rank has saved the step.
+With it, ranks that drift apart keep a common step even without backups, also on a single machine. A ``PeerSender``
+counts a step as kept when the peer has it; ``OwnSlots`` counts it as kept when the rank has saved it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connection to one peer machine, and the thread that sends the saves of some ranks to it.
+"""This module sends the saves of some ranks to one peer machine, over one connection and in a thread of its own.
 
 Normally it sends every step that it can. When machines are aligned (``everstep/decisions/keep/align_backups.py``), it
 sends only the named step, and nothing more until it is notified that all ranks have that step.
@@ -36,8 +36,8 @@ LAST_RETRY_S = 5.0
 JOIN_S = 1.0
 """The longest wait for the end of the thread, seconds; a thread that waits for a connection ends later."""
 LET_GO_S = 60.0
-"""If no backup succeeded for this long, a rank no longer spares the slot with the step of the newest backup, unless all
-ranks are known to have that step, seconds. The slot can then hold a step that other ranks still have to save."""
+"""If no backup has succeeded for this long, seconds, a rank may overwrite the slot with the step of the newest backup,
+unless all ranks are known to have that step. The slot can then hold a step that other ranks still have to save."""
 DEFAULT_PIECE = 4 << 20
 
 ConnectTo = Callable[[str, str, threading.Event], Wire]
@@ -254,7 +254,11 @@ class PeerSender:
         return True
 
     def _kept(self, rank: int, step: int) -> None:
-        """Record that the peer has a step; it is spared until the peer (if aligned: every rank) has a newer step."""
+        """Record that the peer has a step.
+
+        Its slot is spared until the peer has a newer step. If machines are aligned, it is spared until every rank has
+        a newer step.
+        """
         self._sent[rank] = max(self._sent[rank], step)
         self._kept_at, self._let_go = time.monotonic(), False
         if not self._closing.is_set():

@@ -1,4 +1,4 @@
-"""Prepares the memory of a slot during its transfer: the kernel clears pages in a thread while bytes arrive."""
+"""This module prepares the memory of a slot: the kernel clears its pages in a thread while the bytes arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIECE = 4 << 20
 
 
 class Prefault:
-    """Makes the payload memory of a slot that ``receive`` has begun writable, from its beginning on.
+    """Makes the memory for a slot's payload writable, from its beginning on, after ``receive`` has begun the slot.
 
     Args:
         file: File of the slot. It must not be used for anything else before ``close``.

@@ -1,4 +1,4 @@
-"""A limit on the bytes per second that a machine sends, so that backups leave the network to the training traffic."""
+"""This module limits the bytes per second that a machine sends, so that backups leave the network to training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 BURST_S = 0.05
-"""After a pause, the bytes of this many seconds may be sent at once, seconds."""
+"""After a pause, as many bytes may be sent at once as the rate permits in this time, seconds."""
 
 
 class Limiter:
@@ -35,5 +35,5 @@ class Limiter:
             return max(0.0, start - now)
 
     def piece(self, wanted: int) -> int:
-        """Return the size of the next piece, at most ``wanted``: even a slow rate shows progress every 0.25 s."""
+        """Return the size of the next piece, at most ``wanted``. Even at a slow rate, a piece takes at most 0.25 s."""
         return min(wanted, max(4096, int(self.bytes_per_s / 4))) if self.bytes_per_s > 0 else wanted

@@ -1,4 +1,4 @@
-"""Sends one slot to another agent."""
+"""This module sends one slot to another agent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
 
 ALLOCATE_BYTES_PER_S = 250e6
-"""The rate that a peer must reach when it allocates memory, bytes per second. Measured were 300 MB/s on a machine that
-had never used the pages, and 1.9 GB/s otherwise."""
+"""The rate that a peer must reach when it allocates memory, bytes per second. Measurements gave 300 MB/s on a machine
+that had never used the pages, and 1.9 GB/s otherwise."""
 
 
 class Fate(Enum):

@@ -1,7 +1,8 @@
-"""Sends the saves of this machine's ranks to their peers, while a generation runs.
+"""This module sends the saves of this machine's ranks to their peers while a generation runs.
 
-Each peer machine has its own thread. Sending never delays training: a rank that needs a slot that is being sent
-overwrites it, and the sender chooses another step. A slow or silent peer means fewer backups, and a line in the log.
+Each peer machine has its own thread. Sending never delays training: if a rank needs a slot that is being sent, the rank
+overwrites it, and the sender chooses another step. If a peer is slow or silent, there are fewer backups; if sending
+fails, this is logged.
 """
 
 from __future__ import annotations

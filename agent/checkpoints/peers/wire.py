@@ -1,12 +1,12 @@
-"""One connection to a data port: authenticated messages, and payload in chunks.
+"""This module has a connection to a data port, which transfers authenticated messages, and payload in chunks.
 
 Both sides know the job's token from gRPC. The server sends a magic number and a nonce; the client sends the name of the
 job and a nonce of its own. The key of the connection is an HMAC of all of these under the token. A message is ``u32
-length | JSON | HMAC``, and its HMAC covers direction, number and JSON: without the token, messages cannot be made,
+length | JSON | HMAC``, and its HMAC covers direction, number and JSON. So without the token, messages cannot be made,
 altered, reordered or repeated. The payload is not encrypted; the slot's checksum protects it against errors.
 
-A payload consists of chunks ``u32 length | bytes``. With a length of 0 the sender gives up the copy, because its slot
-was overwritten meanwhile.
+A payload consists of chunks ``u32 length | bytes``. A length of 0 means that the sender gives up the copy, because the
+slot was overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Wire:
             length: Length of the piece, bytes.
 
         Raises:
-            ConnectionError: the bytes do not exist any more: the other side has a part of the piece, and gets no more.
+            ConnectionError: the bytes do not exist any more, so the other side gets only a part of the piece.
         """
         self._send(_U32.pack(length), socket.MSG_MORE)
         done = 0

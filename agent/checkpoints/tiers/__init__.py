@@ -1,1 +1,1 @@
-"""The tiers below memory: checkpoints on disk and on remote storage, written and read by the agent."""
+"""This package has the tiers below memory: the agent writes and reads checkpoints on disk and on remote storage."""

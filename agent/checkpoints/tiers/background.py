@@ -1,4 +1,4 @@
-"""Threads that move gigabytes in the background of a training job: their interruption and their priority."""
+"""This module interrupts threads that move gigabytes in the background of a training job, and sets their priority."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _LOWEST_BEST_EFFORT = 2 << 13 | 7
 
 
 class Gate:
-    """Lets another thread give up a file at any moment until it counts; used as the ``pace`` of ``write_shard``."""
+    """Lets another thread give up a file at any moment before it gets its final name.
+
+    It is used as the ``pace`` of ``write_shard``.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ended = self._passing = False
 
     def __call__(self, moved: int) -> None:
-        """Called after a piece of ``moved`` bytes; 0: the file is about to count.
+        """Called after a piece of ``moved`` bytes; 0: the file is about to get its final name.
 
         Raises:
             CopyInterrupted: the file was given up.
@@ -39,7 +42,7 @@ class Gate:
             self._changed.notify_all()
 
     def end(self, patience_s: float) -> bool:
-        """Give the file up, or wait for it if it counts already; returns whether it has ended."""
+        """Give the file up, or wait for it if it is getting its final name; returns whether the write has ended."""
         with self._changed:
             self._ended = True
             return self._changed.wait_for(lambda: not self._passing, patience_s)

@@ -1,9 +1,9 @@
-"""Writes the due steps of this machine's ranks to disk, while they train.
+"""This module writes the due steps of this machine's ranks to disk while the ranks train.
 
 One thread writes the files in sequence. The slot that is being written is pinned, so that the rank's saves use other
-slots; if a pin comes too late the step is skipped and reported. Training continues after any failure, and the next due
-step is tried again. A requested step replaces a step that is written only because it is due: all machines write the
-requested step, whatever the speed of their disks.
+slots; if the pin comes too late, the step is skipped, and this is reported. Training continues after any failure, and
+the next due step is written. A requested step replaces a step that is written only because it is due, since all
+machines write the requested step, whatever the speed of their disks.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class DiskWriter:
             if is_complete:
                 try:
                     self._on_complete(step.number)
-                except Exception as error:  # the next step is written all the same
+                except Exception as error:  # the next step is still written
                     logger.error(
                         "a step is on disk, but the work that follows it failed", job=self._place.job, exc_info=error
                     )
@@ -303,7 +303,7 @@ class DiskWriter:
         step.left.discard(rank)
         step.bytes += header.payload_bytes
         if not step.left:
-            # First this, then the report of the last rank's file: its readers rely on this state.
+            # This state is set before the last rank's file is reported, because readers of the report rely on it.
             self._done = max(self._done, step.number)
             self._retention.wrote(step.number)
             self._asked.discard(step.number)

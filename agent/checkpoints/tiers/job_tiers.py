@@ -1,4 +1,4 @@
-"""The tiers below memory of one job on this machine: disk and remote storage."""
+"""This module has the tiers below memory of one job on this machine: disk and remote storage."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from everstep.shards.folders import ShardOnDisk, complete_steps, held_on_disk, p
 from everstep.slots.format import SlotHeader
 
 MACHINES = "machines"
-"""Name of a folder beside a job's checkpoints. Each machine that writes there has a file in it with its generation: if
-two files have the same generation, machines share the folder."""
+"""Name of a folder beside a job's checkpoints. Each machine that writes checkpoints there has a file in this folder,
+with its generation. If two files have the same generation, these machines share the folder of checkpoints."""
 LISTING_S = 45.0
 """The time limit for listing disks and remote storage, unless the request has another limit, seconds."""
 VERIFYING_S = 600.0
@@ -113,7 +113,7 @@ class JobTiers:
             self._disk.persist(request.step)
 
     def shut(self) -> None:
-        """Stop writing to disk, which has ended when this returns; copying to remote storage continues."""
+        """Stop writing to disk. When this returns, no file is being written; copying to remote storage continues."""
         self._disk.shut()
 
     def held(self, request: pb.CheckpointsRequest) -> list[pb.HeldCheckpoint]:
@@ -156,7 +156,7 @@ class JobTiers:
     def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
         """Fill the own slot file of ``shard.rank`` from disk or remote storage; returns the number of bytes copied.
 
-        The slot gets the generation of the copy, but at most ``fenced`` (the newest stopped generation): a
+        The slot gets the generation of the copy, but at most ``fenced`` (the newest stopped generation), because a
         generation of another run means nothing in this run.
 
         Raises:
@@ -191,7 +191,7 @@ class JobTiers:
                 keep=max(launch.options.disk_keep, 1),
                 abandoned=opened.may_set_aside,
             )
-        except (CheckpointError, OSError) as error:  # abandoned copies are never listed
+        except (CheckpointError, OSError) as error:  # harmless: abandoned copies are never listed
             self._problems.set("disk", str(error))
             return
         if steps:

@@ -1,4 +1,4 @@
-"""Lists the copies on disk and on remote storage, as the agent reports them."""
+"""This module lists the copies on disk and on remote storage, as the agent reports them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_disk(
 ) -> list[pb.HeldCheckpoint]:
     """List the copies in the folders; damage is a reason of a copy, never an exception.
 
-    Copies that the open generation abandons are left out: they are about to be set aside, or could not be.
+    Copies that the open generation abandons are left out: they are about to be set aside, or could not be set aside.
     """
     found = [shard for root in roots for shard in held_on_disk(root, job, verify=verify)]
     return [
@@ -66,13 +66,16 @@ def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: 
 
 
 def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
-    """Report unlisted remote storage as an invalid copy, equal on every machine; ``StateCopy.unlisted`` detects it."""
+    """Report that remote storage could not be listed, by an invalid copy that is equal on every machine.
+
+    ``StateCopy.unlisted`` detects such a copy.
+    """
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 
 
 def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
-    """Report a folder on disk that could not be listed as an invalid copy."""
+    """Report that a folder on disk could not be listed, by an invalid copy."""
     why = error.strerror if isinstance(error, OSError) else None
     reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
     at = f"{place.machine}:{root}"  # each machine may have its own disk at this path

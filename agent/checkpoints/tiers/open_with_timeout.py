@@ -1,4 +1,4 @@
-"""Opens and shuts the lower tiers, disk and remote storage, without waiting for a disk that hangs."""
+"""This module opens and shuts the lower tiers, disk and remote storage, without waiting for a disk that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generation for which the lower tiers were opened, kept by the agent in a file of the job's folder.
+"""This module keeps, in a file of the job's folder, the generation for which the lower tiers were opened.
 
 An earlier run of the same job name may have left any generation and step on disk; the run's id identifies these copies.
 """
@@ -32,7 +32,7 @@ class OpenedGeneration:
         return copy.run != self.launch.run or copy.generation < self.launch.generation
 
     def may_set_aside(self, copy: ShardOnDisk | Summary) -> bool:
-        """Return whether a disowned copy in a folder may be renamed: a newer run's copies never are."""
+        """Return whether a copy is disowned and may be renamed. Copies of a newer run must not be renamed."""
         return not is_older(self.launch.run, copy.run) and self.disowns(copy)
 
     def save(self, place: Place) -> None:

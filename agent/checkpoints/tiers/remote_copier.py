@@ -1,8 +1,8 @@
-"""Copies the steps that are complete on this machine's disk to remote storage, with the lowest priority.
+"""This module copies the steps that are complete on this machine's disk to remote storage, with the lowest priority.
 
-The data is copied first and the manifest last, so that a listed copy is complete. Each machine
-copies the files of its own ranks; the machine that runs rank 0 deletes old steps.
-Failures are tried again after growing waits, and never reach training.
+The data is copied first and the manifest last, so that a listed copy is complete. Each machine copies the files of its
+own ranks; the machine that runs rank 0 deletes old steps. A copy that failed is tried again, after waits that grow;
+training is not affected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAST_RETRY_S = 300.0
 """The first and the longest wait after failures, seconds: 2 s, 4 s, … 5 minutes."""
 CLOSE_PATIENCE_S = 2.0
 REMOTE = "remote storage"
-"""The first words of its problems."""
+"""The messages about failed copies begin with this."""
 
 logger = structlog.get_logger()
 

@@ -1,7 +1,8 @@
-"""A folder on shared or object storage, named by an fsspec URL: ``s3://bucket/runs``, ``file:///mnt/nfs/runs``.
+"""This module accesses a folder on a file system or an object store, which an fsspec URL names.
 
-This module hides a difference between them. A file system shows incomplete files, so each file is written under a
-temporary name and then moved. An object store shows only complete objects, and a move would copy the object.
+Examples are ``s3://bucket/runs`` and ``file:///mnt/nfs/runs``. The module hides a difference between the two kinds of
+storage. A file system shows incomplete files, so each file is written under a temporary name and then moved. An object
+store shows only complete objects, and a move would copy the object.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RemoteFolder:
     Args:
         url: ``CheckpointPolicy.remote_url``.
         job: The job's name, the folder below it.
-        setting: The user's name for the URL.
+        setting: Name of the setting that contains the URL, for messages.
 
     Raises:
         ConfigError: the URL's protocol is unknown, or its driver is not installed.
@@ -110,8 +111,9 @@ class RemoteFolder:
     def probe(self, name: str) -> None:
         """Write a small file beside the job's files, and remove it; raises the driver's errors.
 
-        On a file system it is written beside the job's folder, which may not exist yet; on an object store in the
-        folder, because permissions may cover only names that begin with the folder's name.
+        On a file system, the file is written beside the job's folder, because that folder may not exist yet. On an
+        object store, it is written in the folder, because permissions may cover only names that begin with the
+        folder's name.
 
         Raises:
             FileNotFoundError: the folder of the file system, or the bucket, does not exist.
@@ -141,7 +143,7 @@ class RemoteFolder:
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[ReadAt]:
         """Return ``read(offset, buffer)`` of a file that is read from its beginning to its end."""
-        self._files.invalidate_cache()  # a driver may take its size and tag from an old listing
+        self._files.invalidate_cache()  # a driver may take the file's size and tag from an old listing
         with self._files.open(self._at(name), "rb", block_size=_READ_AHEAD) as file:
 
             def read(offset: int, buffer: memoryview) -> int:

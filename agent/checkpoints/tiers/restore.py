@@ -1,4 +1,4 @@
-"""Restores a rank's own slots from disk and remote storage, verified from end to end."""
+"""This module restores a rank's own slots from disk and remote storage, and verifies them from end to end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from everstep.system import private_files as private
 T = TypeVar("T")
 
 MERGED_BYTES = 1 << 20
-"""Parts of a remote file with a smaller distance are read by one request, which costs less than two, bytes."""
+"""If two parts of a remote file are at most this far apart, bytes, one request reads both: it costs less than two."""
 
 
 def restore_shard(
     place: Place, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int, fetch: FetchRange
 ) -> int:
-    """Fill the own slot file of ``shard.rank``; arguments, result and errors as ``JobTiers.restore``."""
+    """Fill the own slot file of ``shard.rank``; arguments, result and errors are those of ``JobTiers.restore``."""
     job, rank, step = shard.job or place.job, shard.rank, shard.completed_steps
 
     def fetch_tensors(view: memoryview) -> None:
@@ -64,7 +64,10 @@ def restore_shard(
 
 
 def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
-    """Return the folder that has the chosen save, else a folder with any save of the rank, else the first folder."""
+    """Return the folder that has the chosen save.
+
+    If there is none, return a folder with any save of the rank; if there is none either, return the first folder.
+    """
     there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
     for folder in there:
         with contextlib.suppress(CheckpointError):
@@ -91,7 +94,7 @@ def _from_disk(folder: Path, shard: pb.ShardSource) -> Iterator[tuple[Manifest, 
 
 
 def _checked(read: ReadAt, path: Path) -> ReadAt:
-    """Treat a part of a file that the disk cannot read as lost: another copy is needed, not another attempt."""
+    """Treat a part of a file that the disk cannot read as lost, so that another copy is used."""
 
     def read_part(offset: int, buffer: memoryview) -> int:
         try:
@@ -159,7 +162,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _now(place: str, work: Callable[[], T]) -> T:
-    """Convert the driver's errors: a missing file is a damaged copy, any other error may pass."""
+    """Convert the driver's errors: if a file is missing, the copy is damaged; any other error may be temporary."""
     try:
         return work()
     except EverstepError:

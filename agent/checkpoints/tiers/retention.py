@@ -1,6 +1,6 @@
-"""The steps that this machine keeps on disk, over restarts of the agent, and its report of these steps.
+"""This module decides which steps this machine keeps on disk, even if the agent is restarted, and reports them.
 
-Promises are written down before they are reported, in shared memory, which never waits for a disk.
+A promise to keep a step is written to shared memory before it is reported. Shared memory never waits for a disk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DiskRetention:
         self._closed = False
 
     def close(self) -> None:
-        """Write nothing down any more, because the job is over on this machine or the agent ends."""
+        """Write nothing any more, because the job is over on this machine or the agent ends."""
         with self._lock:
             self._closed = True
 

@@ -1,7 +1,7 @@
-"""Checks before a job starts whether this machine can write to the locations of the job's checkpoints.
+"""This module checks, before a job starts, whether this machine can write to the locations of the job's checkpoints.
 
 Only a permanent fault is a problem: a missing path or driver, a missing permission, no room. Storage that does not
-answer now may answer when the first step is due: a check that cannot be made is not a fault.
+answer now may answer when the first step is due, so a check that has no result is not a fault.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checks(job: str, disk_path: str, remote_url: str) -> list[Callable[[], str]]
 async def problems(checks: Sequence[Callable[[], str]]) -> list[str]:
     """Run the checks and return their problems; checks that hang are not waited for.
 
-    Each check has its own thread, which the agent's end does not wait for: in the event loop's thread pool, a few
+    Each check has its own thread, and the agent can end without waiting for it. In the event loop's thread pool, a few
     checks that hang would block every Stop.
     """
     loop = asyncio.get_running_loop()

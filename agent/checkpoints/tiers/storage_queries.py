@@ -1,7 +1,7 @@
-"""Queries to storage that may hang: each runs in its own thread, with one query per location at a time.
+"""This module queries storage that may hang: each query has its own thread, and a location has one query at a time.
 
-No caller waits longer than its limit, and asking again while the first query still hangs costs no further thread.
-The event loop's threads are not used, because a few queries that hang would block every command.
+No caller waits longer than its limit, and if a caller asks again while the first query still hangs, no further thread
+is started. The event loop's threads are not used, because a few queries that hang would block every command.
 """
 
 from __future__ import annotations

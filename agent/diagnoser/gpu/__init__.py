@@ -1,1 +1,1 @@
-"""Tests of GPUs: NVIDIA's own diagnostics, and copies to GPUs and back."""
+"""This package tests GPUs with NVIDIA's own diagnostics, and with copies to the GPUs and back."""

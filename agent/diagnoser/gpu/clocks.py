@@ -1,7 +1,7 @@
-"""Restores the clocks and power limits of GPUs, which NVIDIA's EUD may leave changed (ByteRobust, section 9).
+"""This module restores the clocks and power limits of GPUs, which NVIDIA's EUD may change (ByteRobust, section 9).
 
-They are saved in a file before a diagnostic, until they are restored. If the diagnostic is killed, the agent restores
-them; if the agent is killed too, the next agent does when it starts.
+The settings are saved in a file before a diagnostic, and the file is kept until they are restored. If the diagnostic is
+killed, the agent restores the settings. If the agent is killed too, the next agent restores them when it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUERY = ("index", "clocks.applications.graphics", "clocks.applications.memory", 
 
 @dataclass(frozen=True, slots=True)
 class GpuClocks:
-    """The settings of one GPU as ``nvidia-smi`` prints them; one that is not supported is ``[N/A]``."""
+    """The settings of one GPU as ``nvidia-smi`` prints them; ``[N/A]``: the GPU does not support the setting."""
 
     graphics: str
     memory: str
@@ -44,7 +44,7 @@ def read_clocks(command: str = COMMAND) -> dict[str, GpuClocks]:
     """Return the settings of each GPU by its number.
 
     Raises:
-        CannotInspect: they cannot be read.
+        CannotInspect: the settings cannot be read.
     """
     words = [command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     ran = programs.run(words, ANSWER_S)
@@ -59,8 +59,8 @@ def restore_clocks(before: Mapping[str, GpuClocks], lock: str = "", command: str
 
     Args:
         before: The settings to restore.
-        lock: ``LOWEST,HIGHEST`` in MHz to which the site locks clocks. It cannot be read, so it is always set anew.
-            Empty: the site does not lock clocks.
+        lock: ``LOWEST,HIGHEST`` in MHz to which the site locks clocks. ``nvidia-smi`` does not report this lock, so it
+            is always set again. Empty: the site does not lock clocks.
         command: Name of ``nvidia-smi``.
 
     Returns:
@@ -92,7 +92,7 @@ def _set(command: str, *words: str) -> None:
 
 
 def keep_clocks(folder: Path, before: Mapping[str, GpuClocks], lock: str = "") -> None:
-    """Save the settings of GPUs before a diagnostic, unless those of an earlier one have not been restored yet.
+    """Save the settings of GPUs before a diagnostic, unless a file with settings that were not restored yet exists.
 
     Args:
         folder: Folder of the file.

@@ -1,4 +1,4 @@
-"""The GPU copy test: copies from main memory to each GPU and back, which uses PCIe and the memory of the GPU."""
+"""The GPU copy test copies data from main memory to each GPU and back, through PCIe and the memory of the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests by NVIDIA's own diagnostics, if they are installed: DCGM's, and EUD."""
+"""This module runs NVIDIA's own diagnostics, DCGM's and EUD, if they are installed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SETUP = Reason(
     source="DCGM: error severity 5",
 )
 SHARE = 0.9
-"""Share of the test's time for the program; the rest is for restoring clocks."""
+"""Share of the test's time that the program may use; the rest is kept for restoring the clocks."""
 _REASONS = {Severity.ISOLATE: BAD, Severity.RESET: RESET, Severity.CONFIG: SETUP}
 
 
@@ -102,7 +102,7 @@ class DcgmTest(DiagnosticTest):
         return self.finding(UNABLE, item, text=f"{UNABLE.means}: {why}")
 
     def _findings(self, report: DcgmReport) -> list[Finding]:
-        """Make a finding for each reason and part. A part that could not be tested does not affect the others."""
+        """Make a finding for each reason and part. A part that could not be tested does not affect other findings."""
         failures: dict[tuple[str, str], list[DcgmFailure]] = {}
         for failure in report.failures:
             failures.setdefault((_reason(failure).code, failure.part), []).append(failure)

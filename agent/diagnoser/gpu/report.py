@@ -1,8 +1,8 @@
-"""Parses the output and the exit code of ``dcgmi diag -j`` (DCGM 3 and 4).
+"""This module parses the output and the exit code of ``dcgmi diag -j`` (DCGM 3 and 4).
 
-The JSON has ``DCGM Diagnostic`` (DCGM 3: ``DCGM GPU Diagnostic``) with ``test_categories``, each with ``tests``, each
-with ``results`` of GPUs. A status is ``Pass``, ``Skip`` or ``Fail``. A warning is also printed as ``Fail``, so the
-``error_severity`` decides. The exit code is DCGM's return value modulo 256.
+The JSON has ``DCGM Diagnostic`` (DCGM 3: ``DCGM GPU Diagnostic``) with a list of ``test_categories``. Each category has
+``tests``, and each test has ``results`` of GPUs. A status is ``Pass``, ``Skip`` or ``Fail``. A warning is also printed
+as ``Fail``, so only ``error_severity`` shows how severe it is. The exit code is DCGM's return value modulo 256.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DcgmFailure:
 
     test: str
     part: str
-    """E.g. ``GPU 3``, with DCGM's number; empty: the whole machine."""
+    """The part, e.g. ``GPU 3`` with DCGM's number; empty: the complete machine."""
     text: str
     severity: Severity
     error: int = 0

@@ -1,1 +1,1 @@
-"""Tests of the host: its memory, its disk, and the bits that it computes."""
+"""This package tests the host: its memory, its disk, and the bits that it computes."""

@@ -1,4 +1,4 @@
-"""The bitwise test: one step of a small model with the job's structure, which must give the same bits everywhere."""
+"""The bitwise test runs a step of a small model with the job's structure, which must give the same bits everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk test: writes a file to the disk of the agent's state folder, reads it back and compares it."""
+"""The disk test writes a file to the disk of the agent's state folder, reads it back and compares it."""
 
 from __future__ import annotations
 

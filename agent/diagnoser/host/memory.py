@@ -1,4 +1,4 @@
-"""The memory test: writes patterns into memory, and reads them back."""
+"""The memory test writes patterns into memory, and reads them back."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tests of data transfers within the machine and between two machines."""
+"""This package tests data transfers within the machine and between two machines."""

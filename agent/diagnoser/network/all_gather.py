@@ -1,4 +1,4 @@
-"""The all-gather test: every process of two machines receives the data of all their processes."""
+"""In the all-gather test, every process of two machines receives the data of all processes of both machines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AllGatherLimits(DiagnosticLimits):
 
 
 class AllGatherTest(DiagnosticTest):
-    """Gathers the data of all processes of two machines, and compares them."""
+    """Gathers the data of all processes of two machines, and compares the received data with the expected data."""
 
     name: ClassVar[Diagnostic] = Diagnostic.ALL_GATHER
     does: ClassVar[str] = (

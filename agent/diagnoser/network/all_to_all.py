@@ -1,11 +1,11 @@
-"""The all-to-all test: processes of one machine exchange data, over NVLink or PCIe if the machine has GPUs.
+"""In the all-to-all test, processes of one machine exchange data, over NVLink or PCIe if the machine has GPUs.
 
 If nccl-tests is installed and the machine has several GPUs, its ``alltoall_perf`` is run. Otherwise torch.distributed
 is used, with NCCL between GPUs and with gloo between processors.
 
-A row of the table that nccl-tests prints has size, count, type, redop and root. Then it has, first for out-of-place and
-then for in-place operations, the time in microseconds, algbw and busbw in GB/s, and the number of wrong values
-(``N/A``: they were not compared).
+A row of the table that nccl-tests prints begins with size, count, type, redop and root. Four columns for out-of-place
+operations follow, and then the same four columns for in-place operations: the time in microseconds, algbw and busbw in
+GB/s, and the number of wrong values (``N/A``: the values were not compared).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AllToAllLimits(DiagnosticLimits):
 
 
 class AllToAllTest(DiagnosticTest):
-    """Lets each process send bytes to every other process, and compares them."""
+    """Lets each process send bytes to every other process, and compares the received bytes with the expected bytes."""
 
     name: ClassVar[Diagnostic] = Diagnostic.ALL_TO_ALL
     does: ClassVar[str] = (
@@ -99,7 +99,7 @@ class AllToAllTest(DiagnosticTest):
         if wrong := [f"rank {rank['rank']}: {rank['wrong']} numbers differ" for rank in answers if rank["wrong"]]:
             return self.result(self.finding(DAMAGED, backend, *wrong))
         slowest = max(rank["seconds"] for rank in answers)
-        # As in nccl-tests, only data that a rank sends to others counts.
+        # As in nccl-tests, data that a rank sends to itself does not count.
         moved = answers[0]["bytes"] * (ranks - 1) / ranks
         measures = {f'bytes_per_second{{backend="{backend}",ranks="{ranks}"}}': moved / slowest}
         return self.result(kind=hardware(), measures=measures)

@@ -1,4 +1,4 @@
-"""The loopback test: TCP from the machine to itself, which uses processors, memory and kernel, but no cable."""
+"""In the loopback test, the machine sends TCP data to itself, through processors, memory and kernel, but no cable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAMAGED = Reason(
     "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True
 )
 ANSWER_S = 10.0
-"""A connection without progress for this long is given up, seconds."""
+"""If a connection makes no progress for this long, it has failed, seconds."""
 
 
 class LoopbackLimits(DiagnosticLimits):

@@ -1,4 +1,4 @@
-"""The NIC test: TCP between two machines in both directions, through the interfaces on which their agents listen."""
+"""The NIC test sends TCP data between two machines in both directions, through the interfaces of their agents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NicTest(DiagnosticTest):
             host = self.peer.host.strip("[]")
             return socket.create_connection((host, self.peer.port), self.limits.answer_s, (own, 0))
         with socket.create_server((own, 0), family=family_of(own)) as listener:
-            listener.settimeout(self.limits.deadline_s / 2)  # the other machine only begins when this one waits
+            listener.settimeout(self.limits.deadline_s / 2)  # the other machine begins once this machine waits
             self.bench.waits_at(listener.getsockname()[1])
             connection, _ = listener.accept()
             return connection

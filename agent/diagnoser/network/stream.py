@@ -1,4 +1,4 @@
-"""Sends blocks of known bytes over TCP; the receiver compares and counts them, and measures the time."""
+"""This module sends blocks of known bytes over TCP. The receiver compares and counts them, and measures the time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Received:
     seconds: float
     """Time from the first block to the last."""
     wrong: int
-    """Number of blocks that differ from those that were sent."""
+    """Number of blocks that differ from the sent blocks."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -39,7 +39,7 @@ def hello(secret: str, position: int) -> bytes:
 
 
 def greet(connection: socket.socket, secret: str, position: int) -> None:
-    """Prove that this end knows the secret, and check that the other end does.
+    """Prove that this end knows the secret, and check that the other end knows it too.
 
     Raises:
         CannotInspect: the other end does not know the secret.
@@ -51,7 +51,7 @@ def greet(connection: socket.socket, secret: str, position: int) -> None:
 
 
 def send(connection: socket.socket, seconds: float, most_bytes: float) -> None:
-    """Send numbered blocks for some seconds, at least one, and then an end mark."""
+    """Send numbered blocks for some seconds, but at least one block, and then an end mark."""
     block = bytearray(_NUMBER.pack(0) + _PATTERN[_NUMBER.size :])
     ends, number = time.monotonic() + seconds, 0
     while number == 0 or (time.monotonic() < ends and (number + 1) * BLOCK <= most_bytes):

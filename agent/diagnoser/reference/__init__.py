@@ -1,1 +1,1 @@
-"""The reference model: one step of a small model with the job's structure, whose bits machines compare."""
+"""This package runs one step of a small reference model with the job's structure; machines compare its bits."""

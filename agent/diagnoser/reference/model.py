@@ -1,7 +1,7 @@
-"""The reference model: a transformer of a few layers, split among ranks as in large jobs.
+"""The reference model is a transformer of a few layers, which is split among ranks as in large jobs.
 
-It uses only plain operations, because a fused operation may choose different kernels, with different bits, on different
-machines. Weights and input are equal on every machine.
+It uses only plain operations, because a fused operation may choose other kernels on another machine, and other kernels
+give other bits. Weights and input are equal on every machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReferenceAttention(nn.Module):
         self.out = weight(seed + 100 * part + 1, limits.dim, share)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, dim) to the same shape."""
+        """Convert (batch, sequence, dim) to the same shape."""
         batch, length, dim = x.shape
         if self.split:
             x = SplitInput.apply(x, self.mesh.inner_group)
@@ -67,7 +67,7 @@ class ReferenceMlp(nn.Module):
         self.down = weight(seed + 100 * mesh.inner + 3, limits.dim, share)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, dim) to the same shape."""
+        """Convert (…, dim) to the same shape."""
         if self.split:
             x = SplitInput.apply(x, self.mesh.inner_group)
         out = functional.gelu(x @ self.up.t()) @ self.down.t()
@@ -76,9 +76,9 @@ class ReferenceMlp(nn.Module):
 
 
 class ReferenceExperts(nn.Module):
-    """The half of a layer with experts: each token is sent to the rank with its expert, and back.
+    """The half of a layer with experts. Each token is sent to the rank that has its expert, and is sent back.
 
-    The number of tokens of an expert is limited; tokens beyond that skip the experts.
+    The number of tokens of an expert is limited; tokens beyond this limit skip the experts.
     """
 
     def __init__(self, limits: ReferenceLimits, mesh: Mesh, seed: int) -> None:
@@ -92,7 +92,7 @@ class ReferenceExperts(nn.Module):
         self.down = nn.ParameterList(weight(seed + 10 * expert + 4, limits.dim, 2 * limits.dim) for expert in experts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, dim) to the same shape."""
+        """Convert (batch, sequence, dim) to the same shape."""
         tokens = x.reshape(-1, x.shape[-1])
         most = max(1, 2 * len(tokens) // self.count)
         shares = (tokens @ self.gate.t()).float().softmax(-1)
@@ -122,7 +122,7 @@ class ReferenceLayer(nn.Module):
         self.rest = ReferenceExperts(limits, mesh, seed) if limits.moe else ReferenceMlp(limits, mesh, seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, dim) to the same shape."""
+        """Convert (batch, sequence, dim) to the same shape."""
         x = x + self.attention(functional.layer_norm(x, x.shape[-1:]))
         rest: Tensor = self.rest(functional.layer_norm(x, x.shape[-1:]))
         return x + rest
@@ -140,7 +140,7 @@ class ReferenceStage(nn.Module):
         self.head = weight(2, VOCABULARY, limits.dim) if mesh.after < 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens, or the output of the previous stage, to the input of the next stage, or to scores."""
+        """Convert tokens, or the output of the previous stage, to the input of the next stage, or to scores."""
         if self.embedding is not None:
             x = functional.embedding(x, self.embedding)
         for layer in self.layers:
@@ -156,7 +156,10 @@ class ReferenceStage(nn.Module):
 
 
 def batch_of(limits: ReferenceLimits, mesh: Mesh) -> Tensor:
-    """Return the tokens of a replica, one more than the sequence. Ranks that share experts have different tokens."""
+    """Return the tokens of a replica: each sequence has one token more than the model reads at once.
+
+    Ranks that share experts have different tokens.
+    """
     number = mesh.replica * limits.inner + (mesh.inner if limits.moe else 0)
     generator = torch.Generator().manual_seed(SEED * 3 + number)
     return torch.randint(VOCABULARY, (limits.batch, limits.sequence + 1), generator=generator)

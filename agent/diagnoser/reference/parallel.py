@@ -1,7 +1,8 @@
-"""The ranks of the reference model: which of them share a layer, a pipeline or weights, and how they exchange tensors.
+"""This module arranges the ranks of the reference model in groups, and exchanges tensors between ranks.
 
-Tensors are exchanged through gloo in main memory, also on GPUs. The order in which gloo adds depends only on the number
-of ranks and the size of the tensor, so that all differences come from the processors and GPUs.
+The ranks of a group share a layer, a pipeline or weights. Tensors are exchanged through gloo in main memory, even if
+the ranks use GPUs. The order in which gloo adds numbers depends only on the number of ranks and the size of the tensor,
+so all differences come from the processors and GPUs.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def receive_from(rank: int, like: Tensor) -> Tensor:
 
 
 class SplitInput(torch.autograd.Function):
-    """Passes the input on unchanged; in the backward pass, adds the gradients of all ranks that share the layer."""
+    """Returns the input unchanged. The backward pass adds the gradients of all ranks that share the layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

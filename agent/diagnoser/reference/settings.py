@@ -1,4 +1,4 @@
-"""Size and structure of the reference model."""
+"""This module has the settings of the reference model: its size and structure."""
 
 from __future__ import annotations
 

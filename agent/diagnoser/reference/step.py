@@ -1,4 +1,4 @@
-"""Repeats one step of the reference model from the same weights, and computes digests of its results."""
+"""This module repeats one step of the reference model from the same weights, and computes digests of the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_ROUNDS = 2
 
 
 def before_cuda() -> None:
-    """Make cuBLAS compute the same bits each time; to be called before the process uses a GPU."""
+    """Make cuBLAS compute the same bits each time. This must be called before the process uses a GPU."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 
@@ -42,7 +42,8 @@ class ReferenceRank:
     """
 
     def __init__(self, rank: int, limits: ReferenceLimits, machine: str) -> None:
-        # use_deterministic_algorithms(True) does the same, but imports the compiler: 1.7 s of CPU time in each rank.
+        # use_deterministic_algorithms(True) has the same effect, but imports the compiler, which takes 1.7 s of CPU
+        # time in each rank.
         torch.set_deterministic_debug_mode("error")
         torch.backends.cuda.matmul.allow_tf32 = False
         self.limits, self.device = limits, gpu_of(rank)
@@ -62,7 +63,7 @@ class ReferenceRank:
             over = len(seen) >= LEAST_ROUNDS and time.monotonic() - began >= self.limits.seconds
             if self._agreed(over):
                 break
-        # The most frequent result is taken as right; among equally frequent ones, the first.
+        # The most frequent result is taken as right. If several results are equally frequent, it is the first of them.
         usual, _ = Counter(seen).most_common(1)[0]
         odd = [number for number, digests in enumerate(seen, 1) if digests != usual]
         return {"gradients": usual[0], "parameters": usual[1], "rounds": len(seen), "odd": odd}
@@ -106,8 +107,8 @@ class ReferenceRank:
                 send_to(out, mesh.after)
             kept.append((x, out))
         for x, out in kept:
-            # The gradient of this sum is exactly the received gradient. Passing that one to backward() would import
-            # sympy in each rank.
+            # The gradient of this sum is exactly the received gradient. If the received gradient were an argument of
+            # backward(), each rank would import sympy.
             (out if mesh.after < 0 else (out * receive_from(mesh.after, like)).sum()).backward()
             if mesh.before >= 0:
                 assert x.grad is not None
@@ -118,7 +119,7 @@ class ReferenceRank:
 def first_adamw_step(parameters: Sequence[Tensor]) -> None:
     """Do the first step of AdamW, with the same bits as ``torch.optim.AdamW``.
 
-    The class would import the compiler, so the function is called.
+    The class would import the compiler, so this calls the function ``adamw`` instead.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))

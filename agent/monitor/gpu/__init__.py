@@ -1,1 +1,1 @@
-"""The inspections of GPUs: by NVML, in a process of its own, and by DCGM."""
+"""This package inspects GPUs, with NVML in a process of its own, and with DCGM."""

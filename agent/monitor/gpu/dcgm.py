@@ -1,9 +1,10 @@
-"""The inspection of DCGM's health watches, on machines where DCGM runs.
+"""This module inspects the results of DCGM's health watches, on machines where DCGM runs.
 
-``dcgmi health -c -j`` prints a tree (``dcgmi/Health.cpp`` and ``DcgmiOutput.h`` of DCGM 4): ``body`` has ``Overall
-Health`` with a ``value``, and a section for each kind of part that has incidents (``GPU``), with ``children``: the part
-by its number, then ``Errors``, then the watch (``Memory system``) with a ``value`` and, in ``overflow``, the lines of
-its text. Values are ``Healthy``, ``Warning``, ``Failure``.
+``dcgmi health -c -j`` prints a tree (``dcgmi/Health.cpp`` and ``DcgmiOutput.h`` of DCGM 4). Its ``body`` has ``Overall
+Health`` with a ``value``, and a section for each kind of part that has incidents, e.g. ``GPU``. The ``children`` of a
+section are the parts by their numbers. The child of a part is ``Errors``, and the children of ``Errors`` are the
+watches, e.g. ``Memory system``. A watch has a ``value`` and, in ``overflow``, the lines of its text. Values are
+``Healthy``, ``Warning``, ``Failure``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Simulated GPUs for drills and tests, which a file describes.
+"""This module simulates GPUs for drills and tests; a file describes these GPUs.
 
-The file is JSON. It is read for each reading, so that a fault can be added to it while the agent runs::
+The file is JSON. It is read again for each reading of the GPUs, so that a fault can be added while the agent runs::
 
     {"driver": "fake", "gpus": [{}, {"temperature_c": 95}, {"lost": true}, {"missing": true}]}
 
@@ -70,7 +70,7 @@ class FakeGpus(BaseModel):
     driver: str = "fake"
     gpus: list[FakeGpu] = Field(default_factory=list)
     trouble: Literal["library missing", "driver not loaded", "driver mismatch", "denied", "other"] | None = None
-    """Why no GPU can be read; None: they can."""
+    """Why no GPU can be read; None: GPUs can be read."""
     hang_s: float = Field(default=0.0, ge=0)
     """Time that a reading takes, seconds."""
     crash: bool = False

@@ -1,4 +1,4 @@
-"""The inspection of GPUs by NVML: it reads them through a process, and applies rules to each reading."""
+"""This module inspects GPUs with NVML: it reads them through a process, and applies rules to each reading."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ RULES: tuple[GpuRule, ...] = (
     links.fabric,
 )
 FAULT_FROM_MISS = 2
-"""Number of consecutive readings without an answer after which the driver is faulty; before that it is unknown."""
+"""After this many consecutive readings without an answer, the driver is faulty; before that, the verdict is unknown."""
 SURE_FROM_MISS = 6
-"""Number of such readings, in about a minute, after which that names the machine for sure: until then the driver may
-free the memory of processes that ended."""
+"""After this many such readings, in about a minute, the finding names the machine for sure. Until then, the driver may
+still be freeing the memory of processes that ended."""
 TEARDOWN_S = 120.0
-"""While ranks of this machine are ending, a driver that does not answer is busy for this long at most, seconds."""
+"""While ranks of this machine are ending, a driver that does not answer counts as busy for this long, seconds."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)
-"""Troubles that a process with the loaded library reports for ever, even after a repair, so that it has to be ended."""
+"""Troubles that a process with the loaded library reports even after a repair, so that the process has to be ended."""
 FAKE, REAL = "fake", "nvml"
 
 
@@ -76,7 +76,7 @@ class GpuInspection(Inspection):
         return {name: kept[name] for name in ("source", "most", "places") if name in kept} | {"known": known}
 
     def forget(self, reason: str) -> None:
-        """Also forget the kept state of each GPU about links that were up."""
+        """Also forget which links of each GPU were up, if the reason is that a link is down."""
         super().forget(reason)
         self._last = [finding for finding in self._last if finding.reason != reason]
         if reason == links.NVLINK_DOWN.code:
@@ -199,7 +199,8 @@ class GpuInspection(Inspection):
     def _with_addresses(self, reading: GpusReading) -> list[tuple[GpuReading, str]]:
         """Return each GPU with its PCI address, empty if it is not known.
 
-        A lost GPU does not report its address: it is the only address that no other GPU has, or its earlier one.
+        A lost GPU does not report its address. Then its address is the only one that no other GPU has, or else the
+        address that it had before.
         """
         taken = {gpu.bus_id for gpu in reading.gpus if gpu.bus_id}
         free = [address for address in reading.on_bus if address not in taken]
@@ -234,7 +235,7 @@ class GpuInspection(Inspection):
         ]
 
     def _count_reason(self, address: str) -> Reason:
-        """Return the reason for one missing GPU. One that was never seen, and has a driver, may be for others."""
+        """Return the reason for one missing GPU. A GPU that was never seen, and has a driver, may be for others."""
         was_seen = self.limits.gpus is not None or address in self.kept.get("places", {}).values()
         if was_seen or pci.on_bus(self.site.sys).get(address) == "":
             return available.COUNT
@@ -248,7 +249,7 @@ class GpuInspection(Inspection):
             self.kept["known"] = {name: known for name, known in self.kept["known"].items() if name in present}
 
     def _must_end_process(self, reading: GpusReading, findings: list[Finding]) -> bool:
-        """Return whether the reading process is in the way: it prevents a reset of a GPU, and does not see new GPUs."""
+        """Return whether the reading process must end: it may prevent a reset of a GPU, and does not see new GPUs."""
         are_missing = any(finding.reason == available.COUNT.code for finding in findings)
         need_reset = any(gpu.trouble or gpu.recovery_action or gpu.remap_pending for gpu in reading.gpus)
         return are_missing or need_reset or reading.trouble in LOADED

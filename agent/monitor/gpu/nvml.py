@@ -1,8 +1,8 @@
-"""Reads the GPUs of the machine by NVML, NVIDIA's management library (package nvidia-ml-py).
+"""This module reads the GPUs of the machine with NVML, NVIDIA's management library (package nvidia-ml-py).
 
 Only the child process (``agent.monitor.gpu.child``) uses it, because a call may hang in the driver for ever. A value
 that the device, the driver or the package does not support is None. The library stays open between readings, because
-opening it may take seconds. The agent ends the process if the open library is in the way, e.g. of a reset.
+opening it may take seconds. The agent ends the process if the open library prevents something, e.g. a reset.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OF_THE_GPU = (
 """Errors that are about the GPU and not about the requested value."""
 MEMORY_TEMPERATURE = 82
 RECOVERY_ACTION = 230
-"""Numbers of fields (NVML_FI_DEV_…). Old releases of the package can read the second although they do not name it."""
+"""Numbers of fields (NVML_FI_DEV_…). Old releases of the package have no name for the second, but can read it."""
 MILLIWATT = 1000.0
 _THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
 _ECC = "nvmlDeviceGetTotalEccErrors"
@@ -192,7 +192,7 @@ def _nvlinks(errors: dict[str, str], handle: Any) -> list[NvLinkReading]:
             continue
         nvlink = NvLinkReading(link, bool(state))
         for name, counter in NVLINK_COUNTERS.items():
-            # A link that is down has no counters, so an error of them is not reported.
+            # A link that is down has no counters, so errors in reading them are not reported.
             into = errors if nvlink.up else {}
             setattr(
                 nvlink,

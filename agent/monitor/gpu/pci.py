@@ -1,9 +1,9 @@
-"""Lists the NVIDIA GPUs on the PCI bus from sysfs, which shows them without a driver and after they have failed.
+"""This module lists the NVIDIA GPUs on the PCI bus from sysfs, which also shows GPUs that have no driver or failed.
 
 A container sees all devices of its machine in sysfs, but has device nodes only for those that it may use. A cgroup may
 forbid the use of a device node (Slurm's ``ConstrainDevices``): the kernel then denies the access, even to root. A GPU
-with a driver should therefore be readable if its device node may be used. A GPU without a driver, because the driver
-gave it up, should be readable if all other GPUs of the machine are; otherwise it may be for somebody else.
+with a driver should therefore be readable if its device node may be used. A GPU has no driver if the driver gave it up.
+Such a GPU should be readable if all other GPUs of the machine are; otherwise it may be for another container or user.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def on_bus(sys: Path) -> dict[str, str]:
                 driver = device / "driver"
                 found[device.name.lower()] = driver.readlink().name if driver.is_symlink() else ""
         except OSError:
-            continue  # it was removed meanwhile
+            continue  # the device was removed meanwhile
     return found
 
 
@@ -45,7 +45,7 @@ def expected(sys: Path, proc: Path, dev: Path) -> list[str]:
 
 
 def usable_and_others(sys: Path, proc: Path, dev: Path) -> tuple[list[str], list[str]]:
-    """Return the PCI addresses of the GPUs with a driver that may be used here, and of those that are for others."""
+    """Return the PCI addresses of GPUs with a driver, in two lists: GPUs to be used here, and GPUs for others."""
     minors = {address: gpu.get("Device Minor") for address, gpu in nvidia_gpus(proc).items()}
     usable: list[str] = []
     others: list[str] = []

@@ -1,7 +1,7 @@
-"""The agent's side of the process that reads GPUs: sends requests, and kills a process that does not answer in time.
+"""This module sends requests to the process that reads GPUs, and kills the process if it does not answer in time.
 
-A process that waits in the driver may survive SIGKILL. As long as it exists, no second process is started, because that
-one would hang too.
+It is the agent's side of ``agent/monitor/gpu/child.py``. A process that waits in the driver may survive SIGKILL. As
+long as it exists, no second process is started, because the second process would hang too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIES_S = 1.0
 ERROR_BYTES = 2000
 """Largest part of the error output of a crashed process that is read."""
 ANSWER_BYTES = 16 << 20
-"""Largest length of an answer (that of 16 GPUs has about 100 KB)."""
+"""Largest length of an answer (the answer for 16 GPUs has about 100 KB)."""
 
 
 class GpusSilent(Exception):
@@ -54,7 +54,7 @@ class GpuProcess:
 
     Args:
         arguments: Arguments of ``agent.monitor.gpu.child``.
-        command: Another program in its place, for tests.
+        command: Another program that is started instead, for tests.
     """
 
     def __init__(self, arguments: Sequence[str] = (), command: Sequence[str] = ()) -> None:
@@ -79,7 +79,7 @@ class GpuProcess:
 
         Raises:
             GpusSilent: the process did not answer and was killed.
-            CannotInspect: the process cannot be started, ended, or answered that it cannot read.
+            CannotInspect: the process cannot be started, has ended, or answered that it cannot read the GPUs.
         """
         if self._killed and not self._is_gone(0.0):
             raise GpusSilent(f"process {self.pid} still waits in the driver: {self._state()}", stuck=True)

@@ -1,7 +1,8 @@
-"""The data of one reading of all GPUs, and its metrics, which have the names and units of dcgm-exporter if it has them.
+"""This module has the data of one reading of all GPUs, and the metrics of a reading.
 
 The reading process sends a reading to the agent as one line of JSON. A value that the device, the driver or the library
-does not support is None, which is never reported as a fault.
+does not support is None, which is never reported as a fault. If dcgm-exporter has a metric too, the metric has the name
+and the unit of dcgm-exporter.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class GpuTrouble(StrEnum):
     RESET_REQUIRED = "reset required"
     """The GPU has to be reset before it can be used again (error 16)."""
     NO_POWER = "no power"
-    """Its external power is not connected (error 8)."""
+    """The external power of the GPU is not connected (error 8)."""
     OTHER = "other"
     """Another error, which the text describes."""
 
@@ -104,7 +105,7 @@ class GpuReading:
     uuid: str = ""
     name: str = ""
     trouble: GpuTrouble | None = None
-    """Why it cannot be read; all fields after ``text`` are then missing."""
+    """Why it cannot be read. If there is a trouble, all fields after ``text`` are missing."""
     text: str = ""
     """NVML's message about the trouble."""
     temperature_c: int | None = None
@@ -195,7 +196,7 @@ def item_of(bus_id: str, index: int) -> str:
 
 
 def measures(reading: GpusReading) -> dict[str, float]:
-    """Return the metrics of a reading, with labels, without values that cannot be read."""
+    """Return the metrics of a reading, with labels; values that cannot be read are left out."""
     found = {} if reading.trouble else {"gpu_count": float(len(reading.gpus))}
     for gpu in reading.gpus:
         if gpu.trouble is None:

@@ -1,1 +1,1 @@
-"""Inspections of the host: memory, processors, disks, mounts, clock, ranks, versions, and the agent."""
+"""This package inspects the host: memory, processors, disks, mounts, clock, ranks, versions, and the agent."""

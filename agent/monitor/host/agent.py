@@ -1,4 +1,4 @@
-"""The inspection of the agent itself."""
+"""This module inspects the agent itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AgentLimits(Limits):
 
 
 class AgentInspection(Inspection):
-    """Inspects whether the agent can do its work, and measures what it uses."""
+    """Inspects whether the agent can do its work, and measures the resources that it uses."""
 
     name: ClassVar[str] = "agent"
     inspects: ClassVar[str] = "the agent: its state folder, files, memory, CPU time"

@@ -1,4 +1,4 @@
-"""The inspection of the machine's wall clock."""
+"""This module inspects the machine's wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inspection of the machine's processors."""
+"""This module inspects the machine's processors."""
 
 from __future__ import annotations
 

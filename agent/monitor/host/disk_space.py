@@ -1,4 +1,4 @@
-"""The inspection of the free space on file systems that the machine and its jobs write to."""
+"""This module inspects the free space on file systems that the machine and its jobs write to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DiskSpaceLimits(Limits):
 
 
 class DiskSpaceInspection(Inspection):
-    """Inspects the free space of file systems, without shared memory, which checkpoints fill on purpose."""
+    """Inspects the free space of file systems, but not of shared memory, because checkpoints fill it on purpose."""
 
     name: ClassVar[str] = "disk-space"
     inspects: ClassVar[str] = "free space on file systems"

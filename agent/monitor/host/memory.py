@@ -1,4 +1,4 @@
-"""The inspection of the machine's main memory."""
+"""This module inspects the machine's main memory."""
 
 from __future__ import annotations
 

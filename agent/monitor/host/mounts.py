@@ -1,4 +1,4 @@
-"""The inspection of mounted file systems: whether they are mounted, writable, and answer."""
+"""This module inspects file systems: whether they are mounted and writable, and whether they answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PSEUDO = frozenset(
         *("efivarfs", "ramfs", "squashfs", "iso9660", "overlay"),
     }
 )
-"""Kinds that are not inspected: virtual file systems, read-only ones, and those of containers."""
+"""Kinds of file systems that are not inspected: virtual, read-only, or used by containers."""
 
 
 class MountsLimits(Limits):
@@ -118,7 +118,7 @@ class MountsInspection(Inspection):
         return needed or mount.kind in NETWORK or mount.source.startswith("/dev/")
 
     def _silent_s(self, point: str) -> float:
-        """Return for how long a file system has not answered; 0: not for too long. The call does not wait for it."""
+        """Return for how many seconds a file system has not answered; 0: within the limit. This does not wait."""
         request = self._requests.get(point)
         if request is None or request.answered:
             self._requests = {point: request for point, request in self._requests.items() if not request.answered}

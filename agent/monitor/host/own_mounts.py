@@ -1,4 +1,4 @@
-"""Which mounted file systems the agent and its jobs need: no other one can be the reason to evict the machine."""
+"""This module lists file systems that the agent and its jobs need; only these can be a reason to evict the machine."""
 
 from __future__ import annotations
 

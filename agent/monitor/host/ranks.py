@@ -1,4 +1,4 @@
-"""The inspection of the processes of ranks: whether the kernel killed one, and whether one is blocked or stopped."""
+"""This module inspects the processes of ranks: whether the kernel killed one, and whether one is blocked or stopped."""
 
 from __future__ import annotations
 

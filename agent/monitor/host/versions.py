@@ -1,4 +1,4 @@
-"""The inspection of versions that should be equal on all machines of a job."""
+"""This module inspects versions that should be equal on all machines of a job."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The inspection of the kernel log, and the rules for its lines."""
+"""This package inspects the kernel log, with rules for its lines."""

@@ -1,4 +1,4 @@
-"""The inspection of the kernel log: Xid, SXid, disks, file systems, memory, lockups, network cards.
+"""This module inspects the kernel log: Xids, SXids, disks, file systems, memory, lockups, network cards.
 
 One ``read`` of ``/dev/kmsg`` is one record: ``priority,sequence,microseconds since boot,flags;text``, then lines that
 begin with a space. A priority of 8 or more means that a process wrote the record, and not the kernel (facility 1 and
@@ -39,13 +39,14 @@ FELL_OFF = re.compile(
     r"^(?:NVRM:\s+)?(?:GPU|The NVIDIA GPU) (?P<pci>[0-9a-fA-F:.]+).*fallen off the bus|^NVRM: +fallen off the bus",
     re.DOTALL,
 )
-"""The driver writes the second form if it has split its message into several lines: then the GPU is not known."""
+"""The driver writes the second form if it has split its message into several lines. Then the GPU is not known."""
 RECOVERED = re.compile(
     rf"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]*\): 154, .*{xid.NO_RECOVERY}", re.IGNORECASE
 )
-"""The driver asks for no recovery of a GPU any more: it was reset."""
+"""By this line, the driver reports that it asks for no recovery of a GPU any more, because the GPU was reset."""
 HEALED_AFTER_S = 30.0
-"""The driver asks for a recovery within seconds after an Xid; a GPU that is healthy this long after it needs none."""
+"""The driver asks for a recovery within seconds after an Xid. If a GPU is healthy this long after its Xid, seconds, it
+needs no recovery."""
 LOST = Reason(
     "kernel-log-lost",
     "lines of the kernel log were overwritten before they were read, so faults may be missing",
@@ -102,7 +103,7 @@ class KernelLog:
                 record = os.read(file, RECORD_BYTES)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # it was overwritten: the next read continues with the oldest record
+            except BrokenPipeError:  # the record was overwritten; the next read continues with the oldest record
                 continue
             if not record:
                 return
@@ -214,10 +215,10 @@ class KernelLogInspection(Inspection):
                 self.note(finding, at_ns=line.time_ns, lasts_s=lasts_s)
 
     def _is_healed(self, finding: Finding) -> bool:
-        """Return whether a fault of a GPU is over: its driver asks for no recovery any more, or it is old.
+        """Return whether a fault of a GPU is over: its driver asks for no recovery any more, or the fault is old.
 
-        A fault of which a reset is the remedy is old if it happened long before the first agent began: the GPU may
-        have been reset since, and a fault that lasts shows in the inspection of GPUs or again in the log.
+        A fault whose remedy is a reset is old if it happened long before the first agent began. The GPU may have been
+        reset since then. If the fault still exists, the inspection of GPUs shows it, or the log reports it again.
         """
         last_ns = max(finding.last_ns, finding.since_ns)
         if not finding.item.startswith("GPU ") or finding.remedy not in {Remedy.RESET_GPU, Remedy.REBOOT}:
@@ -267,14 +268,14 @@ class KernelLogInspection(Inspection):
         pid = int(match["pid"])
         killed = next((rank for rank in self.site.ranks() if rank.pid == pid), None)
         if killed is None and self.site.shared_folders:
-            return []  # it was of another agent, or of no job on this machine
+            return []  # the process was of another agent, or of no job on this machine
         reason = rules.OOM_IN_LIMIT if match["cgroup"].startswith("Memory cgroup") else rules.OOM_OF_MACHINE
         item = f"rank {killed.rank} of {killed.job}" if killed else "a process of no job"
         return [(self.finding(reason, item, text, since_ns=time_ns), self.limits.application_lasts_s)]
 
 
 def healed(finding: Finding) -> Finding:
-    """Return the finding about a GPU that needs no recovery any more: it is shown, and blames nobody."""
+    """Convert a finding about a GPU that needs no recovery any more: it is shown, but does not blame the machine."""
     text = f"{finding.text} (the GPU has recovered since, or may have been reset)"
     return finding.model_copy(update={"verdict": Health.UNKNOWN, "sure": False, "text": text})
 

@@ -1,7 +1,7 @@
-"""Tells which parts of the machine, that lines of the kernel log are about, are for the jobs of this agent.
+"""This module decides whether a line of the kernel log is about a part of the machine that this agent's jobs use.
 
-A machine has one kernel log for all of its containers and all of their users. A GPU that the agent may not use, a disk
-that nothing of its jobs is on, and a network card that no job uses are somebody else's.
+A machine has one kernel log for all of its containers and users. A GPU that the agent may not use, a disk without files
+of its jobs, and a network card that none of its jobs uses belong to others.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PartsOfJobs:
         if part in self._gpus:
             return True
         if pci.on_bus(self._site.sys):
-            return not are_shared  # a GPU without a driver, or that is gone, may be for others where GPUs are shared
+            return not are_shared  # where GPUs are shared, a GPU that is gone or has no driver may be for others
         return self._is_our_process(text)
 
     def _is_our_process(self, text: str) -> bool:

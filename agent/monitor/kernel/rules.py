@@ -1,7 +1,7 @@
-"""Rules for lines of the kernel log that report faults of the machine, except for Xids and SXids of GPU drivers.
+"""This module has the rules for lines of the kernel log that report faults of the machine, except for Xids and SXids.
 
-The patterns follow the messages in the kernel's sources. Those for drivers of NVIDIA and Mellanox follow the patterns
-of other monitors (gpud, NVSentinel), those of amdgpu the texts of ``amdgpu_ras.c`` and ``amdgpu_device.c``.
+The patterns follow the messages in the kernel's sources. The patterns for drivers of NVIDIA and Mellanox follow other
+monitors (gpud, NVSentinel). The patterns for amdgpu follow the messages in ``amdgpu_ras.c`` and ``amdgpu_device.c``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RULES: tuple[KernelRule, ...] = (
     _rule(
         "disk-errors",
         "a disk fails to read or write",
-        # Without removable and virtual devices, and without operations that a device does not support (DISCARD).
+        # This leaves out removable and virtual devices, and operations that a device does not support (DISCARD).
         r"^(?:Buffer I/O error on dev|(?:blk_update_request: )?(?:critical medium|I/O) error, dev) "
         rf"(?P<item>(?!{NO_DISK})[^ ,]+)(?!.*\bDISCARD\b)"
         r"|(?P<item2>nvme\S+): I/O .*timeout, (?:reset controller|aborting)|rejecting I/O to (?:dead|offline) device",

@@ -1,4 +1,4 @@
-"""Assigns lines of the kernel log to the machines of a local cluster, which all share one kernel.
+"""This module assigns lines of the kernel log to the machines of a local cluster, which all share one kernel.
 
 Each line has a tag with the machine's name and the id of its start. After a simulated loss of power a machine has a new
 start id, so that earlier lines no longer concern it.

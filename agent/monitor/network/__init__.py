@@ -1,1 +1,1 @@
-"""Inspections of the network: links of interfaces, InfiniBand ports, lost packets."""
+"""This package inspects the network: links of interfaces, InfiniBand ports, and lost packets."""

@@ -1,4 +1,4 @@
-"""Compares two readings of counters, which only grow until they are reset.
+"""This module compares two readings of counters, which only grow until they are reset.
 
 A counter that is smaller than before was reset, or it overflowed. What it counted meanwhile is not known, so it is
 never reported.
@@ -60,7 +60,7 @@ def share(part: float, total: float, at_least: float) -> float | None:
 
 
 def rises(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float] | None:
-    """Return by how much each counter grew; None if one was reset, since they can only be compared together."""
+    """Return by how much each counter grew; None if one was reset, since only all of them together can be compared."""
     if any(now[name] < value for name, value in before.items() if name in now):
         return None
     return {name: value - before[name] for name, value in now.items() if name in before}

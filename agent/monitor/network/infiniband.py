@@ -1,4 +1,4 @@
-"""The inspection of InfiniBand and RoCE ports: down, flapping, slower, with errors; RDMA traffic that has ceased."""
+"""This module inspects InfiniBand and RoCE ports: outages, flaps, lower rates, errors, RDMA traffic that has ceased."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ OF_LINK = (
 )
 """Limits of counters that grow only if the link itself is damaged (NVSentinel)."""
 OF_BOTH_ENDS = (
-    # NVSentinel treats it as fatal, but the other end has no free buffer, so this machine is not blamed.
+    # NVSentinel treats this counter as fatal. It grows if the other end has no free buffer, so it does not blame this
+    # machine.
     Limit("rnr_nak_retry_err", 0, 1),
     Limit("symbol_error", 10, 1),
     Limit("link_error_recovery", 5, 60),
@@ -109,7 +110,7 @@ class InfinibandLimits(NetworkLimits):
     idle_s: float = Field(default=600.0, gt=0)
     """RDMA traffic that pauses for this long has ceased, seconds (ByteRobust, section 3)."""
     idle_bytes_per_s: float = Field(default=10_000.0, ge=0)
-    """Less traffic than this on all ports together, bytes per second, counts as none: management never pauses."""
+    """If all ports together carry less than this, bytes per second, it is management traffic and counts as none."""
 
 
 class InfinibandInspection(Inspection):
@@ -145,7 +146,7 @@ class InfinibandInspection(Inspection):
         there = {
             name: port for name, port in ports(self.site.sys).items() if may_be_looked_at(port.device, self.limits)
         }
-        # A port that never was active has no cable: it is measured, but it has no findings.
+        # A port that was never active has no cable. It is measured, but it has no findings.
         names = [name for name in {**known, **there} if name in known or there[name].state == ACTIVE]
         names = [name for name in names if may_be_looked_at(name.partition(" ")[0], self.limits)]
         mute = [name for name in names if name in there and not there[name].state]
@@ -273,8 +274,8 @@ class InfinibandInspection(Inspection):
     def _is_used(self, name: str) -> bool:
         """Return whether a job uses a port.
 
-        NCCL uses every active port unless a variable names some. A port that has carried nothing while ranks ran, for
-        example of storage, is not used.
+        NCCL uses every active port unless a variable names the ports to use. A port that has carried no traffic while
+        ranks ran, for example a port for storage, is not used.
         """
         device, _, number = name.partition(" port ")
         named = uses_port(device, number, self.site.variables())

@@ -1,6 +1,6 @@
-"""Reads the ports of InfiniBand and RoCE devices from /sys/class/infiniband.
+"""This module reads the ports of InfiniBand and RoCE devices from /sys/class/infiniband.
 
-The names of files are from the kernel's ``sysfs-class-infiniband``, the names of measures from node_exporter.
+The names of files are from the kernel's ``sysfs-class-infiniband``; the names of measures are from node_exporter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the network interfaces that are inspected, and reads their speeds."""
+"""This module chooses the network interfaces that are inspected, and reads their speeds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class NetworkLimits(Limits):
     interval_s: float = Field(default=30.0, gt=0)
     """Period, seconds (ByteRobust, table 3)."""
     interfaces: list[str] = Field(default_factory=list)
-    """Names or patterns (``eth*``) of the interfaces to inspect, all of which count as used by jobs. Empty: hardware
-    interfaces that were up at some inspection, and the interface with the agent's address; of these a job uses the
-    agent's, and those that its variables name (``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME``, ``NCCL_IB_HCA``)."""
+    """Names or patterns (``eth*``) of the interfaces to inspect; all of them count as used by jobs. If the list is
+    empty, hardware interfaces that were up at some inspection, and the interface with the agent's address, are
+    inspected. Then a job uses the agent's interface, and interfaces that its variables name (``NCCL_SOCKET_IFNAME``,
+    ``GLOO_SOCKET_IFNAME``, ``NCCL_IB_HCA``)."""
     ignore: list[str] = Field(default_factory=list)
     """Names or patterns of interfaces that are not inspected, e.g. one for management only."""
 
@@ -84,12 +85,12 @@ def may_be_looked_at(name: str, limits: NetworkLimits) -> bool:
 
 
 def never_seen(names: Collection[str], limits: NetworkLimits) -> list[str]:
-    """Return the names in the settings of interfaces that never existed; a pattern does not have to match any."""
+    """Return the names of interfaces that are in the settings and never existed. A pattern may match no interface."""
     return [name for name in limits.interfaces if name not in names and not set(name) & set("*?[")]
 
 
 def address_of(host: str) -> str:
-    """Return the address of a host name; empty: it has none, or it is that of all interfaces (``0.0.0.0``)."""
+    """Return the address of a host name; empty: it has no address, or it means all interfaces (``0.0.0.0``)."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
         return "" if address.is_unspecified else str(address)

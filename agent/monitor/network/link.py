@@ -1,4 +1,4 @@
-"""The inspection of links of network interfaces: down, flapping, missing, slower than before."""
+"""This module inspects links of network interfaces: whether they are down, flapping, missing or slower than before."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class LinkInspection(Inspection):
         self._changes.hurry()
 
     def close(self) -> None:
-        """End the wait for ever."""
+        """End the current wait and all later ones."""
         self._changes.close()
 
     def _wait_s(self) -> float:
@@ -164,7 +164,7 @@ class LinkInspection(Inspection):
         }
 
     def _is_used(self, name: str, entry: dict[str, Any]) -> bool:
-        """Return whether a job uses an interface: that of the agent, one that its variables name, or one of a list."""
+        """Return whether a job uses an interface: the settings list it, its variables name it, or it is the agent's."""
         return bool(self.limits.interfaces) or entry["own"] or uses_interface(name, self.site.variables())
 
     def _judged(self, name: str, entry: dict[str, Any], now_ns: int) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The inspection of lost packets: TCP retransmissions, and errors and drops that interfaces count."""
+"""This module inspects the loss of packets: TCP retransmissions, and errors and drops that interfaces count."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TCP = {
     "OutSegs": ("node_netstat_Tcp_OutSegs", "TCP segments sent"),
     "RetransSegs": ("node_netstat_Tcp_RetransSegs", "TCP segments retransmitted"),
 }
-"""Counter of TCP → its metric and the meaning, likewise."""
+"""Counter of TCP → its metric, named as by node_exporter, and the metric's meaning."""
 
 
 class LossLimits(NetworkLimits):
@@ -123,7 +123,7 @@ class PacketLossInspection(Inspection):
         found = []
         before = self.kept.get("links", {}).get(link.name, {})
         if before.get("index") != link.index:
-            return []  # it is new, or was created anew
+            return []  # the interface is new, or was created anew
         grown = rises(before["counters"], _counters(link)) or {}
         packets = grown.get("rx_packets", 0.0) + grown.get("tx_packets", 0.0)
         for reason, names, most in (

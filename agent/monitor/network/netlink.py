@@ -1,7 +1,7 @@
-"""Lists the network interfaces of this thread's network namespace, and waits for their changes, by rtnetlink.
+"""This module uses rtnetlink to list the network interfaces of this thread's namespace, and to wait for their changes.
 
-/sys/class/net may show another namespace than that of the process; a netlink socket never does. The formats are from
-rtnetlink(7) and from the kernel's ``if_link.h`` and ``if_addr.h``.
+/sys/class/net may show another network namespace than that of the process; a netlink socket always shows the right one.
+The formats are from rtnetlink(7) and from the kernel's ``if_link.h`` and ``if_addr.h``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from everstep.system.wake_up import WakeUp
 ANSWER_S = 5.0
 """Longest wait for an answer of the kernel, seconds."""
 TRIES = 3
-"""How many times a list is read that changes while it is read."""
+"""If a list changes while it is read, it is read again, up to this many times in all."""
 BUFFER_BYTES = 1 << 18
 
 _HEADER = struct.Struct("=IHHII")
@@ -58,9 +58,9 @@ class Link:
     """Kind of a virtual interface, e.g. ``veth``; empty: it is hardware."""
     loopback: bool = False
     switched_on: bool = True
-    """Whether an administrator has it switched on."""
+    """Whether an administrator has switched it on."""
     carrier: bool = True
-    """Whether it is switched on and has a link. Unlike the kernel's operational state, this is as new as ``downs``."""
+    """Whether it is switched on and has a link. It is as current as ``downs``; the kernel's operational state lags."""
     downs: int = 0
     """How often it has lost its carrier since it was created."""
     statistics: dict[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def link_of(body: bytes) -> Link:
     info = dict(attributes_of(attributes.get(_LINK_INFO, b"")))
     counters = attributes.get(_STATISTICS, b"")
     known = min(len(counters) // 8, len(STATISTICS))
-    # A kernel before 4.16 only counts changes: every second one is a loss of the carrier.
+    # A kernel before 4.16 counts only changes of the carrier: every second change is a loss of the carrier.
     downs = _number(attributes[_DOWNS]) if _DOWNS in attributes else _number(attributes.get(_CHANGES, b"")) // 2
     return Link(
         index=index,

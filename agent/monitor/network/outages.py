@@ -1,4 +1,4 @@
-"""Counts the outages of a link from two inspections and from the kernel's counter of outages."""
+"""This module counts the outages of a link from two inspections and from the kernel's counter of outages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 KEPT = 32
-"""Largest number of entries of flaps of one link; the two oldest are merged."""
+"""Largest number of entries for the flaps of one link. If there are more, the two oldest entries are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ def ended(before: LinkSeen, now: LinkSeen) -> int:
 
 
 def is_uncounted(before: LinkSeen, now: LinkSeen) -> bool:
-    """Return whether the kernel has not counted the current outage yet; if it does later, that is the same outage."""
+    """Return whether the kernel has not counted the current outage yet. It may count this same outage later."""
     if not now.is_down or now.index != before.index:
         return False
     return now.downs <= before.downs and (before.uncounted or not before.is_down)
 
 
 def _counted(before: LinkSeen, now: LinkSeen) -> int:
-    """Return how many new outages the kernel counted; the one that the earlier inspection saw is not new."""
+    """Return how many new outages the kernel counted. An outage that the earlier inspection saw is not new."""
     return max(now.downs - before.downs - before.uncounted, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which network interfaces and ports the jobs of a machine use: no other one can be the reason to evict the machine.
+"""This module decides which network interfaces and ports jobs use. Only these can be a reason to evict the machine.
 
 NCCL and gloo read the names from variables (NCCL's user guide, ``NCCL_SOCKET_IFNAME`` and ``NCCL_IB_HCA``; the syntax
 follows ``parseStringList`` and ``matchIfList`` of NCCL's ``misc/utils.cc``).
@@ -18,7 +18,7 @@ NCCL_SOCKETS, GLOO_SOCKETS, HCAS, NO_IB = (
 VARIABLES = (NCCL_SOCKETS, GLOO_SOCKETS, HCAS, NO_IB)
 """The variables that say which interfaces and ports a job uses."""
 USB = ("enx", "usb")
-"""Beginnings of the names of USB network cards, such as that of a BMC. They count only if they are named."""
+"""Beginnings of the names of USB network cards, e.g. of a BMC. A job uses such a card only if a variable names it."""
 
 Variables = Mapping[str, str]
 
@@ -28,7 +28,7 @@ class NcclNames:
     """A list of names in NCCL's syntax, e.g. ``mlx5_0:1,mlx5_1``, ``=eth0`` (exactly) or ``^docker`` (all others)."""
 
     names: tuple[tuple[str, str], ...]
-    """Names or their beginnings, each with a port; an empty port stands for any."""
+    """Names or their beginnings, each with a port; an empty port means any port."""
     exact: bool
     excluded: bool
 
@@ -42,7 +42,7 @@ class NcclNames:
         return cls(tuple((name, port) for name, _, port in parts if name), exact, excluded)
 
     def has(self, name: str, port: str = "") -> bool:
-        """Return whether an interface, or a port of a device, is one of those."""
+        """Return whether the list includes an interface, or a port of a device."""
         if not self.names:
             return True
         is_named = any(
@@ -67,7 +67,7 @@ def uses_interface(name: str, jobs: Iterable[Variables]) -> bool:
 def uses_port(device: str, port: str, jobs: Iterable[Variables]) -> bool | None:
     """Return whether the variables of a job name an InfiniBand or RoCE port.
 
-    None: the variables of a job name no port, so that NCCL uses each active one.
+    None: the variables of a job name no port, so NCCL uses every active port.
     """
     answers: list[bool | None] = []
     for variables in jobs:

@@ -1,1 +1,1 @@
-"""Rules for GPUs: functions from a reading and the kept state of a GPU to its problems."""
+"""This package has the rules for GPUs: functions that find problems in a reading and in the kept state of a GPU."""

@@ -1,4 +1,4 @@
-"""Rules for GPUs that cannot be used: lost, to be reset, missing, without a driver.
+"""This module has the rules for GPUs that cannot be used: they are lost, need a reset, are missing or have no driver.
 
 These faults name a machine with high confidence (ByteRobust, figure 5, step 1: GPU unavailable).
 """
@@ -138,7 +138,7 @@ def recovery_action(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds
 
 
 def unreadable(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Report values that are supported and cannot be read, over several consecutive inspections."""
+    """Report values that are supported but could not be read at several consecutive inspections."""
     if known.in_a_row("unreadable", bool(gpu.errors)) >= limits.consecutive:
         evidence = "; ".join(f"{name}: {error}" for name, error in sorted(gpu.errors.items()))
         yield GpuProblem(UNREADABLE, f"the driver does not report {', '.join(sorted(gpu.errors))}", evidence)

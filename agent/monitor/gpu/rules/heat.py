@@ -1,4 +1,4 @@
-"""Rules for heat and power: GPUs that are too hot, or that the hardware slows down."""
+"""This module has the rules for heat and power: GPUs that are too hot, or that the hardware slows down."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ POWER_BRAKE = 0x80
 def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
     """Compare the temperature with the configured limit, or else with the limits of the device.
 
-    At the slowdown temperature and above, the GPU is faulty. Above the maximum temperature but below that, it is only
-    warm, which is unknown.
+    At the slowdown temperature and above, the GPU is faulty. If it is above the maximum temperature, but below the
+    slowdown temperature, it is only warm, and its verdict is unknown.
     """
     now = gpu.temperature_c
     if now is None:
@@ -51,7 +51,7 @@ def hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> 
 
 
 def memory_hot(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Compare the temperature of the memory with the configured limit, or else with that of the device."""
+    """Compare the temperature of the memory with the configured limit, or else with the limit of the device."""
     now, configured = gpu.memory_temperature_c, limits.memory_temperature_c
     limit = gpu.memory_max_c if configured is None else configured
     if now is not None and limit and now > limit:

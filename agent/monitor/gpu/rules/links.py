@@ -1,4 +1,4 @@
-"""Rules for the connections of a GPU: PCIe, NVLink, and the NVSwitch fabric."""
+"""This module has the rules for the connections of a GPU: PCIe, NVLink, and the NVSwitch fabric."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def pcie_replays(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: f
 
 
 def nvlink_down(gpu: GpuReading, known: GpuKnown, limits: GpuLimits, seconds: float) -> Iterator[GpuProblem]:
-    """Report links that were up and are down at several inspections, except while links come up after a boot."""
+    """Report links that were up and are down now, at several inspections; not while links come up after a boot."""
     were_up = known.links_up(_up(gpu))
     down = sorted(nvlink.link for nvlink in gpu.nvlinks if not nvlink.up and nvlink.link in were_up)
     coming_up = gpu.fabric is not None and 0 < gpu.fabric.state < COMPLETED

@@ -1,4 +1,4 @@
-"""Rules for the memory of a GPU: uncorrected errors, and rows that had to be replaced."""
+"""This module has the rules for the memory of a GPU: uncorrected errors, and rows that had to be replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The type of a rule about one GPU: its settings, the kept state that it uses, and the problems that it reports."""
+"""This module has the type of a rule about one GPU, with its settings, the kept state and the problems it reports."""
 
 from __future__ import annotations
 
