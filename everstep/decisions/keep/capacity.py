@@ -1,4 +1,4 @@
-"""The check, before a job starts, that its machines have room for its checkpoints."""
+"""Checks, before a job starts, that its machines have room for its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The next step that a machine writes to disk, or sends to a peer.
+"""Chooses the next step that a machine writes to disk, or sends to a peer.
 
-All machines of a job have to copy the same steps, since otherwise no step is complete, and they do not communicate
-about that. So a step is due only by its number (``disk_every_steps`` or ``backup_every_steps``), or if the watchers
-requested it from all machines (``Persist``). A machine that is too slow copies every 2nd, 4th, … due step, so its steps
-are also steps of every faster machine.
+All machines of a job have to copy the same steps, since otherwise no step is complete. But the machines do not talk to
+each other about steps. So a step is due only by its number (``disk_every_steps`` or ``backup_every_steps``), or if the
+watchers requested it from all machines (``Persist``). A machine that is too slow copies every 2nd, 4th, … due step, so
+its steps are also steps of every faster machine.
 
 If a machine can choose among several steps to send, it sends the *roundest* step, i.e. the step with the most trailing
 zero bits. So machines that lag by different amounts choose the same step. If the job hangs, the distance between due
@@ -39,7 +39,8 @@ def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int
     """Return the step that this machine writes next.
 
     A step can be written if every rank either has it or has not reached it yet. Requested steps are written first, the
-    oldest of them first, since slots are overwritten in that order; then the newest step that is due by its number.
+    oldest of them first, since slots are overwritten in that order. After them, the newest step that is due by its
+    number is written.
 
     Args:
         held: The steps in the own slots of this machine's ranks.

@@ -1,4 +1,4 @@
-"""The copies from which a job may start: the folder of a disk checkpoint, or copies of earlier runs of its name."""
+"""Chooses the copies from which a job starts: the folder of a disk checkpoint, or copies of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of the code version for the next launch."""
+"""Chooses the code version for the next launch."""
 
 from __future__ import annotations
 

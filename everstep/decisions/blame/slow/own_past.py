@@ -1,4 +1,4 @@
-"""The comparison of ranks with their own CPU time before the job became slow, which confirms or refutes a vote.
+"""Compares ranks with their own CPU time before the job became slow, which confirms or refutes a vote.
 
 The growth of a rank's CPU time is compared with that of its peers in the same pipeline stage. A rank that always had
 more work than its peers shows no growth, unlike a rank on a machine that became slow. If a rank computes longer because

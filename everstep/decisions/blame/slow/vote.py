@@ -1,8 +1,8 @@
-"""The vote on what slows a job down (ByteRobust, section 5.1).
+"""Votes on what slows a job down (ByteRobust, section 5.1).
 
-In each round, the group with most outliers gets a flag. The group with the most flags slows the job down. ByteRobust
-does not define the outliers. Here an outlier computes a tenth longer than its peers at the same work, in most steps of
-the round, and the smallest group is a machine.
+In each round, the group with the most outliers gets a flag. The group with the most flags slows the job down.
+ByteRobust does not define the outliers. Here an outlier computes a tenth longer than its peers at the same work, in
+most steps of the round, and the smallest group is a machine.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _round(
 
 
 def most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
-    """Return the group with most outliers: the number of outliers minus that of other ranks on its machines is largest.
+    """Return the group for which the number of outliers minus the number of other ranks on its machines is largest.
 
     Of equal groups, the one with the fewest machines counts, then a machine, then the group with the fewest ranks.
     """
