@@ -28,7 +28,7 @@ class JoinSizes(NamedTuple):
         """The topology with these sizes.
 
         Raises:
-            TopologyError: the sizes do not multiply.
+            TopologyError: the sizes do not multiply to the number of ranks.
         """
         if self.mesh is None:
             tp, pp = 1 if self.tp is None else self.tp, 1 if self.pp is None else self.pp
@@ -49,7 +49,7 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
         sizes: The sizes from the script.
 
     Raises:
-        TopologyError: the script's sizes do not multiply, or are not those of the job.
+        TopologyError: the script's sizes do not multiply to the number of ranks, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     text = os.environ.get(environment.TOPOLOGY)

@@ -1,7 +1,7 @@
-"""The lost time of a job by cause: detection, decisions, evictions, restarts, lost steps, and others.
+"""Splits the lost time of a job by cause: detection, decisions, evictions, restarts, lost steps, and others.
 
-ByteRobust (section 4.2) counts the time as unproductive in which a fault is detected, the next action is decided,
-machines are replaced, the job is restarted, and lost steps are computed again. The sum of the causes is exactly the
+ByteRobust (section 4.2) counts as unproductive the time in which a fault is detected, the next action is decided,
+machines are replaced, the job is restarted, or lost steps are computed again. The sum of the causes is exactly the
 time that ``everstep.decisions.training_time.ettr`` counts as not productive. If causes overlap, each moment counts
 once, for the gravest cause.
 """
@@ -117,8 +117,11 @@ def incident_spans(begin_ns: int, end_ns: int | None, times: IncidentTimes) -> l
 
 
 def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Span]:
-    """Return the spans of the stages in a report. The begin and end are known only of stages in which the job was
-    parked; of others only the duration is known."""
+    """Return the spans of the stages in a report.
+
+    The begin and end are known only for stages in which the job was parked. For other stages only the duration is
+    known.
+    """
     parked = iter(times.parked)
     at_ns = opened_ns
     before: list[tuple[str, float]] = []
@@ -136,8 +139,8 @@ def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Sp
 def _in_sequence(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, rest: Cause | None) -> Iterator[Span]:
     """Return the spans of stages one after the other, between two times.
 
-    Time that the stages do not fill was waited before the last reattempt. Without a reattempt it is at the end, with
-    the cause ``rest``; None: with no cause.
+    If the stages do not fill the time, the rest was a wait before the last reattempt, and is added to that stage.
+    Without a reattempt the rest is at the end, with the cause ``rest``; if ``rest`` is None, it has no cause.
     """
     left_ns = end_ns - begin_ns - sum(round(seconds * 1e9) for _, seconds in stages)
     last_try = max((index for index, (name, _) in enumerate(stages) if name == Stage.REATTEMPT), default=None)
