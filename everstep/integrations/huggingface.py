@@ -27,7 +27,7 @@ from everstep.training.run import Run
 KEPT = ("epoch", "total_flos", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint")
 """Saved fields of the trainer's state. The log is left out, since it grows with the job and each save would copy it."""
 COMPARED = ("train_batch_size", "logging_steps", "eval_steps", "save_steps")
-"""Fields of the arguments that the trainer compares with those of its checkpoint."""
+"""Fields of the arguments that the trainer compares with the fields of its checkpoint."""
 MEANS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 """Saved fields of the trainer from which it computes the mean loss that it logs."""
 LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")

@@ -40,7 +40,7 @@ class DiagnosticResult(Model):
 
     test: str
     findings: list[Finding] = Field(default_factory=list)
-    """The faults and doubts that it reports; empty: it passed, or there was nothing to test."""
+    """The faults and doubts that the test reports; empty: it passed, or there was nothing to test."""
     nothing: str = ""
     """Why there was nothing to test, e.g. ``no GPU``; empty: something was tested."""
     measures: dict[str, float] = Field(default_factory=dict)
@@ -63,9 +63,9 @@ class PairResult(Model):
     test: str
     machines: tuple[str, str]
     passed: bool | None
-    """Whether it passed; None: it could not be run, for a reason that is not the connection."""
+    """Whether the test passed; None: it could not be run, for a reason that is not the connection."""
     text: str = ""
-    """How it failed; empty: it did not."""
+    """How the test failed; empty: it did not fail."""
     measures: dict[str, float] = Field(default_factory=dict)
     """Name with unit → the lower value of the two machines."""
     kind: str = ""

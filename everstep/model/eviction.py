@@ -107,7 +107,7 @@ class EvictionState(BaseModel):
 
     @property
     def tripped(self) -> str:
-        """Why the breaker last asked for an operator; empty: it never did."""
+        """Why the breaker last asked for an operator; empty: it never asked."""
         return next((answer.why for answer in reversed(self.asked) if answer.rule == BREAKER), "")
 
     @property

@@ -42,7 +42,7 @@ class GroupRun(Model):
     repeat: int = 1
     """Number of the repeat of the two phases, from 1; for several trials, the number of the last repeat."""
     why: str = ""
-    """Why it did not complete, for people; empty: it did."""
+    """Why the trial did not complete, for people; empty: it completed."""
     steps: int = 0
     """Steps that all of its ranks completed."""
     losses: list[str] = Field(default_factory=list)

@@ -150,7 +150,7 @@ class UpdateRequest(Model):
     args: list[str] | None = None
     """All arguments of the script; None: unchanged."""
     env: dict[str, str] | None = None
-    """Variables to add or to replace; None: none."""
+    """Variables to add or to replace; None: no variables."""
     urgency: Urgency = Urgency.LAZY
     window_h: float = Field(24.0, gt=0, le=24 * 365)
     """Time after which a lazy update is forced, hours (ByteRobust, section 6.1)."""
@@ -163,7 +163,7 @@ class UpdateRequest(Model):
 
     @property
     def problem(self) -> str:
-        """Why the request makes no sense; empty: it does."""
+        """Why the request makes no sense; empty: it makes sense."""
         if sum(map(bool, (self.code and not self.git, self.git, self.version, self.cancel))) > 1:
             return "code, git, version and cancel exclude each other (except code with git: it names the repository)"
         if self.code and not self.code.startswith("/"):

@@ -69,7 +69,7 @@ class Xid:
     rest: str = ""
     """Case-insensitive regular expression: the row holds only for lines that match it after the number."""
     suffix: str = ""
-    """Appended to the reason code, to distinguish it from that of another row with the same number."""
+    """Appended to the reason code, to distinguish it from the code of another row with the same number."""
     example: str = ""
     """A text after the number for which the row holds; empty: it holds for any text."""
 

@@ -1,4 +1,4 @@
-"""Reads the environment of a rank: the variables of everstep, or else those of torchrun."""
+"""Reads the environment of a rank: the variables of everstep or, without them, the variables of torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.rank import environment
 
 
 class JoinSizes(NamedTuple):
-    """The sizes that a script passes to ``join``; None: it does not pass one."""
+    """The sizes that a script passes to ``join``; None: the script does not pass this size."""
 
     tp: int | None = None
     pp: int | None = None
@@ -84,10 +84,10 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
 
 
 def origin_of(agreed: int) -> Path | None:
-    """The folder of a checkpoint with other parallel sizes from which this launch starts; None: it does not.
+    """The folder of a checkpoint with other parallel sizes from which this launch starts; None: there is none.
 
     Args:
-        agreed: Completed steps of the state that the ranks restore. If it is a later step than that of the folder, the
+        agreed: Completed steps of the state that the ranks restore. If this step is later than the folder's step, the
             job has already resumed from the folder.
 
     Raises:

@@ -1,7 +1,7 @@
 """Reads a checkpoint on disk that was saved with other parallel sizes.
 
 Every rank reads the tree of containers and numbers, and the plain tensors, from the file of its *source*. The source is
-a rank of the old job: the one with the same tensor- and pipeline-parallel indices, and this rank's data-parallel index
+the rank of the old job with the same tensor- and pipeline-parallel indices, and with this rank's data-parallel index
 modulo the old size. DTensors are made on the mesh with the same dimension names, with the same placements. Torch's
 distributed checkpoint then reads the chunks that this rank needs from the files of all old ranks.
 
@@ -68,7 +68,7 @@ def read_resharded(
 
 
 def _model_axes(topology: Topology) -> list[tuple[str, int]]:
-    """The axes that divide the model, sorted by name: those of more than one rank that are not data parallel."""
+    """The axes that divide the model, sorted by name: axes of more than one rank that are not data parallel."""
     return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
 
 

@@ -115,7 +115,7 @@ class RestoreCopy:
 
 
 def _runs(pieces: Iterable[tuple[int, int, int]], memory: int) -> Iterator[tuple[int, int, bool]]:
-    """Runs of adjacent pieces: begin and end in the slot, and whether they go to the same offsets of ``memory``.
+    """Runs of adjacent pieces: beginning and end in the slot, and whether they go to the same offsets of ``memory``.
 
     A run has at least ``LEAST_RUN`` and at most about ``STRIDE`` bytes.
     """

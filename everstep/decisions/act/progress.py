@@ -12,7 +12,7 @@ def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool
     """Return whether a job made steady progress: enough steps, and enough time.
 
     Args:
-        steps: Steps past the failure, or past the begin of a version; None: the script shows no steps, and only the
+        steps: Steps past the failure, or past the start of a version; None: the script shows no steps, and only the
             time counts.
         seconds: Seconds that the job ran without a failure.
         policy: The policy with both limits.

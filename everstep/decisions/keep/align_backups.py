@@ -77,7 +77,7 @@ class Aligned:
     named: int
     """The step to back up next; ``NO_NAMED_STEP``: each machine backs up on its own."""
     apart: int = 0
-    """By how many steps ranks drift apart, if that is more than their slots hold; 0: it is not."""
+    """By how many steps ranks drift apart, if that is more than their slots hold; 0: their slots have a common step."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ class NextDiskStep:
     """The next step to write to disk, with the reason."""
 
     step: int | None
-    """The step to write now for all ranks of this machine; None: none."""
+    """The step to write now for all ranks of this machine; None: no step."""
     reason: str
     gone: Mapping[int, str]
     """Requested steps that cannot be written any more → the reason."""
@@ -86,7 +86,7 @@ def stride_after(every: int, lasted: int) -> int:
 def next_step_to_send(
     held: Mapping[int, Collection[int]], sent: Mapping[int, int], *, every: int, stride: int = 1, resumed: int = -1
 ) -> int | None:
-    """Return the step to send to a peer, for all ranks that have it and have not sent it; None: none.
+    """Return the step to send to a peer, for all ranks that have it and have not sent it; None: no step.
 
     A step can be sent if every rank either has it, has sent it, or has not reached it yet.
 

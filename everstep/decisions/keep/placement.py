@@ -251,7 +251,7 @@ def _augment(
     Args:
         root: The machine to match.
         allowed: Machine → the machines that it may be matched to, as bits.
-        search: The machines that the search may visit, and those of them that are not matched, as bits.
+        search: The machines that the search may visit, and the machines among them that are not matched, as bits.
         target: Machine → its match; changed in place.
         owner: Matched machine → the machine that it is matched to; changed in place.
 

@@ -83,8 +83,8 @@ UNUSED = IDLE | {PoolPlace.PROVISIONING}
 def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
     """Set the state of a machine, with the time and the reason.
 
-    The machine keeps its address, its fault and its evictions. All other fields are those of a new machine, or are in
-    ``more``.
+    The machine keeps its address, its fault and its evictions. All other fields are in ``more``, or have the values of
+    a new machine.
     """
     before = state.machines[name]
     state.machines[name] = PoolMachine(

@@ -111,7 +111,7 @@ def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
 
 
 def _absences(record: FailureRecord) -> Iterator[tuple[float, float]]:
-    """Return the begin and end of each absence of a machine; absences of one machine do not overlap."""
+    """Return the beginning and end of each absence of a machine; absences of one machine do not overlap."""
     of_machine: dict[str, list[MachineFailure]] = defaultdict(list)
     for failure in sorted(record.failures, key=lambda failure: failure.failed_day):
         of_machine[failure.machine].append(failure)

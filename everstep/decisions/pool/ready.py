@@ -37,7 +37,7 @@ WHY_CHARACTERS = 200
 def wanted(state: PoolState, answers: PollAnswers) -> list[ReadyRequest]:
     """Return which versions to bring to which machines.
 
-    These are the versions of jobs that run undisturbed, and fit machines that no job has.
+    The versions are those of jobs that run undisturbed. The machines are fit, and no job has them.
 
     Each machine serves all jobs; if there are more versions than a machine keeps, jobs that are first by name win.
 

@@ -25,11 +25,11 @@ def time_by_kind(
     """Split a period into the time of each kind, nanoseconds; the sum is the length of the period.
 
     Args:
-        spans: The begin, the end (None: it has not ended) and the kind of each span, in any order. A span may reach
+        spans: The beginning, the end (None: it has not ended) and the kind of each span, in any order. A span may reach
             beyond the period.
         kinds: The kinds from the least grave to the gravest. The first kind is the kind of time without a span.
-        begin_ns: The begin of the period.
-        end_ns: The end of the period, not before its begin.
+        begin_ns: The beginning of the period.
+        end_ns: The end of the period, not before its beginning.
     """
     spent = dict.fromkeys(kinds, 0)
     changes: list[tuple[int, int, K]] = []

@@ -47,7 +47,7 @@ class IncidentTimes:
     stages: tuple[tuple[str, float], ...] = ()
     """The stages in its report, with their seconds; empty: it is open, or has no report."""
     parked: tuple[tuple[int, int], ...] = ()
-    """The begin and end of each time that the job was parked, in order."""
+    """The beginning and end of each time that the job was parked, in order."""
     noted: tuple[tuple[str, int], ...] = ()
     """The stages of its notes in the ledger, with the time of each note, in order. A note is made at a stage's end."""
     parked_now: bool | None = None
@@ -66,7 +66,7 @@ def time_lost(
     Args:
         intervals: The times that are not productive, as for the ETTR.
         incidents: Cause in the intervals of an incident → the times of the incident.
-        begin_ns: The begin of the period.
+        begin_ns: The beginning of the period.
         end_ns: The end of the period: the current time, or the end of the job.
     """
     spans = [span for interval in intervals for span in _spans(interval, incidents)]
@@ -119,7 +119,7 @@ def incident_spans(begin_ns: int, end_ns: int | None, times: IncidentTimes) -> l
 def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Span]:
     """Return the spans of the stages in a report.
 
-    The begin and end are known only for stages in which the job was parked. For other stages only the duration is
+    The beginning and end are known only for stages in which the job was parked. For other stages only the duration is
     known.
     """
     parked = iter(times.parked)

@@ -50,11 +50,11 @@ class EvictPlan:
     shadow: list[Eviction] = field(default_factory=list)
     """Evictions by rules in shadow mode, which are only noted."""
     asked: list[EvictAnswer] = field(default_factory=list)
-    """All answers, also each "no"."""
+    """All answers, including every "no"."""
 
     @property
     def tripped(self) -> str:
-        """Why the breaker asks an operator; empty: it does not."""
+        """Why the breaker asks an operator; empty: it does not ask."""
         return next((answer.why for answer in self.asked if answer.rule == BREAKER), "")
 
     def without(self, machines: Collection[str]) -> EvictPlan:

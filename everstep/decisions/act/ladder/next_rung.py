@@ -120,13 +120,13 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
 
 
 def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None:
-    """Return the condition under which a rung is skipped; None: it is not."""
+    """Return the condition under which a rung is skipped; None: it is not skipped."""
     of_rung = (skip for skip in SKIPS if skip.rung is rung or (skip.rung is None and rung in DEFAULT_MODES))
     return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
 
 
 def is_worth_it(facts: LadderFacts, rung: Rung) -> bool:
-    """Return whether a rung is expected to save more time than it costs; True: it is not known."""
+    """Return whether a rung is expected to save more time than it costs; True if that is not known."""
     if rung not in COSTS or facts.gain_s is None or not facts.restart_s:
         return True
     return _saving_s(facts) >= _cost_s(facts, rung)

@@ -51,7 +51,7 @@ class LadderFacts:
     unsolved: frozenset[int] = field(default=frozenset())
     """Generations whose failures were not solved, in this incident or before it."""
     no_replay: str = ""
-    """Why the job cannot be replayed; empty: it can."""
+    """Why the job cannot be replayed; empty: it can be replayed."""
     diagnose_at_once: bool = False
     service: str = ""
     """The service that failed and that all machines share, e.g. ``remote storage``; empty: no such service is known."""

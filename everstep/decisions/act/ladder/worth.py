@@ -43,7 +43,7 @@ trains for 95 % of its time."""
 
 
 def trains_well(gain_s: float | None, restart_s: float) -> bool:
-    """Return whether a job trains far longer between two failures than a restart costs; False: it is not known."""
+    """Return whether a job trains far longer between two failures than a restart costs; False if that is not known."""
     return gain_s is not None and restart_s > 0 and gain_s >= TRAINS_ON * restart_s
 
 

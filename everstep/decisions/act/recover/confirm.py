@@ -209,7 +209,7 @@ def _why_failed(
     *,
     waited: bool,
 ) -> str:
-    """Return why the launch has failed; empty: it has not.
+    """Return why the launch has failed; empty: it has not failed.
 
     Args:
         waiting: The ranks that have not stepped.

@@ -125,9 +125,9 @@ class _NewerSteps:
         return Doubt(newest, tuple(locations), to_ask, bool(disks or remote))
 
     def _newest(self, step: int, unseen: set[int]) -> int | None:
-        """Return the newest step after the restart's step of which every rank may have a copy.
+        """Return the newest step, later than the restart's step, of which every rank may have a copy.
 
-        None: there is no such step. -1: any step may be one.
+        None: there is no such step. -1: it may be any step.
 
         Args:
             step: The step of the restart.
@@ -211,7 +211,8 @@ class _NewerSteps:
         return {machine: reason for machine, reason in unknown.items() if machine in self.facts.assignment.machines}
 
     def _unknown_remote(self) -> str:
-        """Return why the copies on remote storage are not known; empty: they are, or the job has no such storage."""
+        """Return why the copies on remote storage are not known; empty: they are known, or the job has no such
+        storage."""
         evidence = self.facts.evidence
         if not self.facts.policy.remote_url:
             return ""

@@ -60,7 +60,7 @@ class IncidentPage(BaseModel):
     rejected: list[str] = Field(default_factory=list)
     """Rejected messages of operators, each with the reason."""
     parked: list[tuple[int, int]] = Field(default_factory=list)
-    """The times at which the job was parked: begin and end, nanoseconds."""
+    """The times at which the job was parked: beginning and end, nanoseconds."""
     noted: int = 0
     """The number of entries that were written into the ledger."""
     picture: str = ""
@@ -77,7 +77,7 @@ class OperatorDecisions(BaseModel):
     resumed: bool = False
     """An operator has just resumed the job; the next plan takes that into account."""
     resumed_by: str = ""
-    """The last operator who resumed the job; empty: none did."""
+    """The last operator who resumed the job; empty: no operator did."""
     begun_again_ns: int = 0
     """When an operator's resume or urgent code last reset the ladder and the counts; 0: never."""
 
@@ -132,7 +132,7 @@ class IncidentState(BaseModel):
     resume_step: int
     """The step at which the current generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]]
-    """The launches of the job's run, also those of this incident. Each entry is a generation and its step."""
+    """The launches of the job's run, including this incident. Each entry is a generation and the step of its launch."""
     folder: str = ""
     """The disk checkpoint from which the job was first started; empty: none."""
     folder_step: int = -1
@@ -156,7 +156,7 @@ class IncidentState(BaseModel):
     nobody_knows: bool = False
     """Every machine that knew how far the job had progressed has lost its memory."""
     accepted_from: int | None = None
-    """The oldest step from which an operator lets the job resume although newer steps may exist; None: none."""
+    """The oldest step from which an operator lets the job resume although newer steps may exist; None: no step."""
     accepted: str = ""
     """The operator who accepted that loss, and what is lost."""
     showing: Showing = Field(default_factory=Showing)

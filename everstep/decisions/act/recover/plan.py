@@ -84,7 +84,7 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
     service = failed_service(
         state.failures[-1].classification, everywhere=is_everywhere(evidence, state.spec.topology().world_size)
     )
-    # The ladder is not asked in cases in which the rules park or resume the job whichever rung is next.
+    # The ladder is not asked if the rules park or resume the job whichever rung is next.
     rung = None if by_operator or is_silent or state.waits or state.hold else climb(state, service)
     facts = RestartFacts(
         failure=state.failures[-1],
@@ -149,7 +149,7 @@ def _doubt(state: IncidentState, evidence: Evidence, restore: Restore) -> Doubt 
 
 
 def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
-    """Return why the ladder rolls the code back; empty: it does not; None: the ladder was not asked."""
+    """Return why the ladder rolls the code back; empty: it does not roll back; None: the ladder was not asked."""
     if rung is None or rung.rung is not Rung.ROLLBACK:
         return None if rung is None else ""
     return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()

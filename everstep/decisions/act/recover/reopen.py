@@ -46,7 +46,7 @@ def newest_generation(generation: int, left: Left) -> int:
 
 
 def newest_begin(resume_step: int, left: Left) -> int:
-    """Return the step at which the newest generation that may have been launched began.
+    """Return the step at which the newest generation began, which the closed incident may have launched.
 
     Args:
         resume_step: The step at which the newest generation that the job knows began.

@@ -23,7 +23,7 @@ class StoredVersion:
     id: str
     """The id of the :class:`everstep.model.version.CodeVersion`."""
     code: str
-    """The digest of its snapshot; empty: it has none."""
+    """The digest of its snapshot; empty: it has no snapshot."""
     age_s: float
     """The time since the record was last written, seconds."""
 

@@ -19,7 +19,7 @@ class RequestAnswer:
     text: str
     """The result as text for people."""
     refused: str = ""
-    """Why the request was refused, and what to do instead; empty: it was not."""
+    """Why the request was refused, and what to do instead; empty: it was not refused."""
     to_make: int = 0
     """The number of a version that has to be made and checked; 0: none."""
     changed: bool = True

@@ -125,7 +125,7 @@ def rollback(
     explained: bool,
     policy: RecoveryPolicy,
 ) -> Rollback | None:
-    """Return the rollback of the running version, if it is young and to blame for the failure; None: it is not.
+    """Return the rollback of the running version if it is young and to blame for the failure; None: no rollback.
 
     Args:
         versions: The versions of the job, with the current failure counted.

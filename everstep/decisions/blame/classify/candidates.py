@@ -68,8 +68,8 @@ NEAR = 200
 """Number of ordinary lines, per rank of a log, after which the program has continued. The program survived an exception
 if more lines follow it. It survived a plain hit if more lines lie between the hit and the last exception."""
 STEPS_AFTER = 50
-"""If at least this many reports of steps follow a hit, the training continued, so the program survived the hit. One
-report is not enough: some loggers report a step twice in a line, and in some logs each rank reports it."""
+"""If at least this many reports of steps follow a hit, the training continued, so the program survived the hit. Few
+reports are not enough: some loggers report a step twice in a line, and in some logs each rank reports it."""
 USER_EXCEPTION = LogRule(
     "user-exception",
     FaultClass.USER_EXCEPTION,
@@ -117,7 +117,7 @@ class LogCandidate:
 
 
 def candidates_of(log: ScannedLog) -> list[LogCandidate]:
-    """Return the candidates of each stream, the most likely cause first; of equally likely ones, the earlier line."""
+    """Return the candidates of each stream, the most likely cause first; equal candidates are in order of lines."""
     candidates: list[LogCandidate] = []
     for stream in log.streams:
         candidates += sorted(_of_stream(stream, log), key=lambda candidate: (candidate.order, candidate.line.line))

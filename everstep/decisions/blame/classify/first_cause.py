@@ -295,7 +295,7 @@ _MATCHER = LineMatcher()
 
 
 def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
-    """Return the class of a rank's end in the form that is stored; the arguments are those of ``classify_end``."""
+    """Return the class of a rank's end in the form that is stored. ``classify_end`` has the same arguments."""
     verdict = classify_end(exception, log_tail, exit_code)
     return Classification(
         fault=verdict.fault.value,

@@ -1,4 +1,4 @@
-"""Finds faults that only a comparison of machines shows: other bits, a low bandwidth, a test that fails on one machine.
+"""Finds faults that only a comparison of machines shows: other bits, a low bandwidth, a test that only one fails.
 
 For bitwise alignment (ByteRobust, section 4.2), all machines do the same calculation, and the digests of its results
 are compared among machines of one kind. A machine is named only if more than half of the machines of its kind agree on

@@ -7,8 +7,8 @@ common. All groups of a phase run at once.
 The sizes that split the model, e.g. TP and PP, stay the same. The data parallel sizes shrink, so that a group has
 complete replicas of the model.
 
-If the machines do not divide into groups of one size, the last groups are filled with machines of other groups. They
-run after those groups, in a further *wave*. (This rule is everstep's own.)
+If the machines do not divide into groups of one size, the last groups are filled with machines of other groups. The
+filled groups run after the other groups, in a further *wave*. (This rule is everstep's own.)
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ class RankAtWork(NamedTuple):
 def waits(at_work: RankAtWork) -> bool | None:
     """Return whether a rank waits for other ranks; None if the sample does not show it.
 
-    The backward pass, for example DDP's, may wait in C++, where a sample shows no function. A rank that sleeps there
-    waits.
+    The backward pass, for example DDP's, runs in C++ that may compute or wait. If a rank sleeps there, it waits.
     """
     trainer = at_work.sample.trainer
     if trainer is None or (trainer.leaf.kind is LeafKind.BELOW and not at_work.sleeps):
@@ -72,7 +71,7 @@ def waits(at_work: RankAtWork) -> bool | None:
 
 
 def count_samples(samples: Iterable[Mapping[int, RankAtWork]]) -> dict[int, SampleCounts]:
-    """Count the samples of each rank, and those in which it does work of its own."""
+    """Count the samples of each rank, and the samples in which the rank does work of its own."""
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for sample in samples:
         for rank, at_work in sample.items():
