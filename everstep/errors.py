@@ -1,4 +1,4 @@
-"""The errors of everstep.
+"""Defines the errors of everstep.
 
 A message says what is wrong, with which value, and what to do. ``agent/statuses.py`` maps errors to the gRPC statuses
 by which an agent reports them.

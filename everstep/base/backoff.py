@@ -1,4 +1,4 @@
-"""Growing waits between repeated attempts."""
+"""Computes the growing waits between repeated attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import random
 
 
 class Backoff:
-    """Waits that double. Each is shortened at random, so that callers that failed together do not try again together.
+    """Waits that double from one attempt to the next.
+
+    Each wait is shortened at random, so that callers that failed together do not try again together.
 
     Args:
         first_s: The first wait, seconds, before it is shortened.
@@ -22,8 +24,8 @@ class Backoff:
         """The wait before the next try, seconds.
 
         Args:
-            lasted_s: How long the last try worked, seconds. A try that worked longer than the longest wait succeeded:
-                the waits begin again.
+            lasted_s: How long the last try worked, seconds. If that is longer than the longest wait, the try counts as
+                a success, and the waits begin again.
         """
         if lasted_s > self._most_s:
             self.reset()

@@ -22,5 +22,5 @@ class LoggedErrors:
         return True
 
     def recovered(self, key: str) -> None:
-        """Note that a subject works again, or is gone: its next error is logged."""
+        """Note that a subject works again or is gone, so that its next error is logged."""
         self._logged.pop(key, None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 PATTERNS = ("*TOKEN*", "*SECRET*", "*KEY*", "*PASSWORD*")
-"""Patterns of the names of variables that hold secrets; upper and lower case are alike."""
+"""Patterns for the names of variables that hold secrets. They match upper and lower case alike."""
 HIDDEN = "(hidden)"
 SWITCHES = {"", "0", "1", "true", "false", "yes", "no", "on", "off"}
 """Values that are never secrets, e.g. the value of ``TOKENIZERS_PARALLELISM``."""

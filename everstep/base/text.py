@@ -15,7 +15,7 @@ _BYTES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 
 
 def listed(values: Collection[object], most: int = LISTED, *, noun: str = "", separator: str = ", ") -> str:
-    """A list as text: ``1, 2, 3``; of a long list the first values, and the number of the rest.
+    """A list as text, e.g. ``1, 2, 3``. For a long list, the text has the first values and the number of the others.
 
     Args:
         values: The values, in order.
@@ -34,7 +34,7 @@ def first_of(first: Iterable[object], count: int, *, noun: str = "", separator: 
 
 
 def size_text(size: float) -> str:
-    """A number of bytes: ``12.5 MB``, ``88.00 GB``."""
+    """A number of bytes as text, e.g. ``12.5 MB`` or ``88.00 GB``."""
     return f"{size / 1e9:.2f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
 
 
@@ -61,7 +61,7 @@ def last_line(text: str, most: int = 120) -> str:
 
 
 def error_line(text: str, most: int = 120) -> str:
-    """The line of a failed trial's text that names the error of its first machine; shortened.
+    """The line that names the error of the first machine, from the text of a failed trial; shortened.
 
     Args:
         text: ``on m0: Traceback …``, the error, and perhaps lines such as ``(exit code 1)`` and ``on m3: other error``.

@@ -1,5 +1,5 @@
-"""Decisions: pure functions from facts to an answer.
+"""Decisions are pure functions that take facts and return an answer.
 
-They use no clock, no input and no output: time is an argument, and every answer has its reason, "no" included.
-Workflows and watchers call them, and tests need nothing else.
+They read no clock and do no I/O: the time is an argument. Every answer has a reason, even if the answer is "no".
+Workflows and watchers call the decisions. Tests call them directly.
 """

@@ -1,4 +1,4 @@
-"""The events of incidents, jobs and the machine pool of which receivers are notified.
+"""Makes the notices that tell receivers about events of incidents, of jobs and of the machine pool.
 
 The id of an event does not depend on who sees it, or when. So an event that is seen twice leads to one notice.
 """
@@ -87,10 +87,10 @@ def pool_notices(pool: PoolState, now_ns: int) -> list[Notice]:
 def lasting_notices(
     before: Mapping[str, float], seen: Iterable[Notice], now_s: float, for_s: float
 ) -> tuple[dict[str, float], list[Notice]]:
-    """Return the notices to send now: all but shortages of machines that have not lasted long enough.
+    """Return the notices to send now: all except shortages of machines that have not lasted long enough.
 
     Args:
-        before: Id of each shortage at the last call → since when it lasts, by the same clock as ``now_s``.
+        before: Id of each shortage at the last call → when it began, by the same clock as ``now_s``.
         seen: The notices of the pool's state now.
         now_s: The current time, seconds.
         for_s: How long a shortage has to last, seconds.

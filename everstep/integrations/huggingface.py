@@ -1,4 +1,4 @@
-"""Connects Hugging Face's ``Trainer``: after a fault it resumes where the job was.
+"""Connects Hugging Face's ``Trainer`` to everstep, so that after a fault it resumes where the job was.
 
 ::
 
@@ -25,9 +25,9 @@ from everstep.training.checkpoint import Stateful
 from everstep.training.run import Run
 
 KEPT = ("epoch", "total_flos", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint")
-"""Saved fields of the trainer's state. Its log is left out: it grows with the job, and each save would copy it."""
+"""Saved fields of the trainer's state. The log is left out, since it grows with the job and each save would copy it."""
 COMPARED = ("train_batch_size", "logging_steps", "eval_steps", "save_steps")
-"""Fields of the arguments that the trainer compares with those of its checkpoint."""
+"""Fields of the arguments that the trainer compares with the fields of its checkpoint."""
 MEANS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 """Saved fields of the trainer from which it computes the mean loss that it logs."""
 LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
@@ -80,7 +80,7 @@ class _TrainerState:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of a tensor, since the trainer changes its own in place while a save copies; other values unchanged."""
+    """A copy of a tensor, since the trainer changes its tensor in place while a save copies; another value itself."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -104,7 +104,7 @@ class _TrainerCallback(TrainerCallback):  # type: ignore[misc]  # types are chec
         def trained(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
             with tempfile.TemporaryDirectory(prefix="everstep-") as folder:
                 if self._loop.agreed > 0:
-                    # With this the trainer finds its position in the data.
+                    # From this file the trainer reads its position in the data.
                     position = {name: getattr(trainer.args, name) for name in COMPARED}
                     position |= {"global_step": self._loop.agreed, "epoch": 0.0}
                     (Path(folder) / TRAINER_STATE_NAME).write_text(json.dumps(position))
@@ -148,7 +148,7 @@ class _TrainerCallback(TrainerCallback):  # type: ignore[misc]  # types are chec
         self._loop.begin(state.max_steps, state.global_step, **things, **self._things)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Complete the step before."""
+        """Complete the previous step."""
         self._loop.step_begins(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Connects PyTorch Lightning's ``Trainer``: after a fault it resumes where the job was.
+"""Connects PyTorch Lightning's ``Trainer`` to everstep, so that after a fault it resumes where the job was.
 
 ::
 
@@ -28,9 +28,9 @@ from everstep.training.run import Run
 ENDLESS = 2**62
 """Number of steps of a training whose length Lightning does not know."""
 TOTAL_NORM = ("grad_2.0_norm_total", *GRAD_NORM)
-"""Names of the gradient norm; the first one is that of Lightning's own ``grad_norm``."""
+"""Names of the gradient norm. The first name is the one that Lightning's own ``grad_norm`` uses."""
 SHARDING = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
-"""Strategies that shard the model or the optimizer state themselves. They are refused: they were not tried."""
+"""Strategies that shard the model or the optimizer state themselves. They are refused, since they were not tested."""
 
 
 def attach(trainer: Trainer, run: Run | None = None, **things: Stateful) -> Run:
@@ -142,7 +142,8 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # types are checked w
             skip = position.batches if position.restored else 0
             if position.restored:
                 # Without loader processes, the order of the data is drawn with the first batch. With loader processes,
-                # that of the first epoch is drawn before anything can be restored; it is equal if the script seeds.
+                # the order of the first epoch is drawn before anything can be restored. It is the same order if the
+                # script sets the same seed.
                 self._random.load_state_dict(position.random)
             else:
                 position.random = self._random.state_dict()
@@ -162,7 +163,7 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # types are checked w
         epoch_loop.on_run_start, trainer.fit = begun, fitted
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Restore the state: all its objects exist now, and the order of the first epoch is drawn."""
+        """Restore the state. All its objects exist now, and the order of the first epoch has been drawn."""
         things: dict[str, Any] = {"module": pl_module, "trainer": self._position}
         things |= {f"optimizer{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
         things |= {f"scheduler{number}": each.scheduler for number, each in enumerate(trainer.lr_scheduler_configs)}
@@ -174,7 +175,7 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # types are checked w
         self._stepped = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Complete the batch before, which may have ended a step."""
+        """Complete the previous batch, which may have ended a step."""
         self._position.batches = batch_idx
         self._loop.step_begins(self._position.steps)
 
@@ -199,9 +200,10 @@ class _LightningCallback(Callback):  # type: ignore[misc]  # types are checked w
 
 
 def _warm_up(trainer: Trainer) -> Callable[[], object] | None:
-    """A function for one forward and backward pass: DDP sums gradients in another order in its first backward pass.
+    """A function that runs one forward and backward pass.
 
-    None: there is only one process, or the module calls its optimizers itself.
+    DDP sums gradients in another order in its first backward pass, so this pass comes before the first step. None:
+    there is only one process, or the module calls its optimizers itself.
     """
     module = trainer.lightning_module
     if trainer.world_size == 1 or not module.automatic_optimization:

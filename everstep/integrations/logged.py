@@ -53,8 +53,8 @@ class Tap:
 
         Args:
             values: Name → value.
-            step: The script's number of the step; None: the logged losses are counted. Within ``run.steps``, its own
-                number of the step is used instead.
+            step: The script's number of the step; None: the logged losses are counted. Within ``run.steps``, the number
+                of the run's current step is used instead.
         """
         if not self._run.active or self._run.reported != self._own:
             return

@@ -16,9 +16,9 @@ from everstep.training.run import Run
 class DrivenLoop:
     """The steps of a trainer, which are numbered from 0 as in the trainer.
 
-    A step is complete when the next step begins or the training ends, so that it includes the logs and evaluations of
-    the trainer after it. Random states are restored when the first step begins, because trainers draw random numbers
-    before it.
+    A step is complete when the next step begins or the training ends. So a step includes the logs and evaluations that
+    the trainer makes after it. Random states are restored when the first step begins, because trainers draw random
+    numbers before it.
 
     Args:
         run: The run from ``everstep.join``.

@@ -1,1 +1,1 @@
-"""The vocabulary: jobs, machines, ranks, incidents and the numbers that govern them. All other folders speak it."""
+"""Models that all other packages use: jobs, machines, ranks, incidents, and the settings of their recovery."""

@@ -1,4 +1,4 @@
-"""Every setting that decides how a job's state is kept, with the source of its default.
+"""Defines every setting that decides how a job's state is kept, with the source of its default.
 
 A default that comes from the paper on ByteRobust names the section; the paper does not specify the other defaults.
 """

@@ -1,6 +1,6 @@
-"""The results of diagnostic tests of stopped machines: of each machine, of pairs, and of all together.
+"""Defines the results of diagnostic tests of stopped machines: of each machine, of pairs, and of all together.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Diagnostic(Words):
 BETWEEN_MACHINES = frozenset({Diagnostic.ALL_GATHER, Diagnostic.NIC})
 """Tests that two machines run together; all other tests run on one machine."""
 STEADY = frozenset({Diagnostic.MEMORY, Diagnostic.GPU_COPY, Diagnostic.LOOPBACK, Diagnostic.ALL_TO_ALL})
-"""Tests that report the fastest of several rounds, so that other work hardly changes it. Only the bandwidths of these
-tests can show a fault."""
+"""Tests that report the fastest of several rounds, so that other work hardly changes the result. Only the bandwidths of
+these tests can show a fault."""
 SPEED = "bytes_per_second"
 """End of the name of each measure that is a bandwidth. Bandwidths are compared between machines."""
 
@@ -40,7 +40,7 @@ class DiagnosticResult(Model):
 
     test: str
     findings: list[Finding] = Field(default_factory=list)
-    """The faults and doubts that it reports; empty: it passed, or there was nothing to test."""
+    """The faults and doubts that the test reports; empty: it passed, or there was nothing to test."""
     nothing: str = ""
     """Why there was nothing to test, e.g. ``no GPU``; empty: something was tested."""
     measures: dict[str, float] = Field(default_factory=dict)
@@ -63,9 +63,9 @@ class PairResult(Model):
     test: str
     machines: tuple[str, str]
     passed: bool | None
-    """Whether it passed; None: it could not be run, for a reason that is not the connection."""
+    """Whether the test passed; None: it could not be run, for a reason that is not the connection."""
     text: str = ""
-    """How it failed; empty: it did not."""
+    """How the test failed; empty: it did not fail."""
     measures: dict[str, float] = Field(default_factory=dict)
     """Name with unit → the lower value of the two machines."""
     kind: str = ""
@@ -122,7 +122,7 @@ class Diagnosis(Model):
 
     @property
     def verdict(self) -> Health:
-        """Faulty if a machine or a link is faulty; else unknown if the verdict about a machine is."""
+        """Faulty if a machine or a link is faulty; otherwise unknown if the verdict about a machine is unknown."""
         if self.faulty or self.links:
             return Health.FAULTY
         return Health.HEALTHY if all(machine.verdict is Health.HEALTHY for machine in self.machines) else Health.UNKNOWN

@@ -1,6 +1,6 @@
-"""The answers of the rules of eviction: which machines leave a job, which stay, and why.
+"""Defines the answers of the rules of eviction: which machines leave a job, which stay, and why.
 
-These models are stored in histories and in the ledger: fields are only added, with defaults.
+These models are stored in histories and in the ledger, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class EvictAnswer(Model):
     rule: str
     """The rule's name, which does not change (``everstep.decisions.act.evict.rules``)."""
     machine: str
-    """The machine; empty: the answer is about all machines together that the rules want to evict."""
+    """The machine; empty: the answer is about all machines that the rules want to evict, taken together."""
     yes: bool
-    """The rule asks for its eviction."""
+    """The rule asks for the eviction of the machine."""
     why: str
     mode: EvictMode = EvictMode.ACT
-    """What follows from a yes, by the policy of the job."""
+    """What the policy of the job does after a yes."""
     reason: str = ""
-    """Reason code of the evidence, e.g. that of a finding."""
+    """Reason code of the evidence, e.g. the code of a finding."""
 
 
 class Eviction(Model):
@@ -55,16 +55,16 @@ class Eviction(Model):
 
     machine: str
     rule: str
-    """The first rule that asks for it."""
+    """The first rule that asks for the eviction."""
     reason: str
-    """Reason code of the evidence, e.g. that of a finding."""
+    """Reason code of the evidence, e.g. the code of a finding."""
     why: str
     approved_by: str = ""
-    """The operator who approved it; empty: no approval was needed."""
+    """The operator who approved the eviction; empty: no approval was needed."""
 
 
 def named(evictions: Sequence[Eviction]) -> str:
-    """The evicted machines in one line, e.g. ``m1 (gpu-lost)``, with the operator who approved it."""
+    """The evicted machines in one line, e.g. ``m1 (gpu-lost)``, with the operators who approved the evictions."""
     groups: dict[str, list[str]] = {}
     for eviction in evictions:
         groups.setdefault(eviction.approved_by, []).append(f"{eviction.machine} ({eviction.reason})")
@@ -73,7 +73,7 @@ def named(evictions: Sequence[Eviction]) -> str:
 
 
 class EvictionState(BaseModel):
-    """The evictions of an incident, from stop to stop; its workflow changes this in place."""
+    """The evictions of an incident over all of its stops. The incident's workflow changes this object in place."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -82,9 +82,9 @@ class EvictionState(BaseModel):
     asked: list[EvictAnswer] = Field(default_factory=list)
     """The newest answers of the rules, at most ``ANSWERS_KEPT``."""
     done_ns: list[int] = Field(default_factory=list)
-    """When each machine that was evicted without an operator left, nanoseconds of the wall clock."""
+    """Times at which machines were evicted without an operator, nanoseconds of the wall clock."""
     waiting: list[Eviction] = Field(default_factory=list)
-    """Machines that leave the job once an operator approves it; the job is parked meanwhile."""
+    """Machines that leave the job once an operator approves the evictions; the job is parked until then."""
     approved: dict[str, str] = Field(default_factory=dict)
     """Machine → the operator who approved its eviction; valid until the machine is replaced."""
     declined: list[str] = Field(default_factory=list)
@@ -92,9 +92,9 @@ class EvictionState(BaseModel):
     unfit: list[Eviction] = Field(default_factory=list)
     """Machines that joined the job and could not be prepared: they leave once there are replacements."""
     requests: int = 0
-    """Number of requests to the pool so far; it numbers the next one."""
+    """Number of requests to the pool so far. The id of the next request contains the next number."""
     missing: int = 0
-    """Number of machines that the pool lacks to replace all that are to leave."""
+    """Number of machines that the pool lacks to replace all machines that are to leave."""
     hang_stays: bool = False
     """There was no replacement for the machines that a hang names, so the job is tried again with them."""
     silent_since: dict[str, float] = Field(default_factory=dict)
@@ -110,12 +110,12 @@ class EvictionState(BaseModel):
 
     @property
     def tripped(self) -> str:
-        """Why the breaker last asked for an operator; empty: it never did."""
+        """Why the breaker last asked for an operator; empty: it never asked."""
         return next((answer.why for answer in reversed(self.asked) if answer.rule == BREAKER), "")
 
     @property
     def wanted(self) -> list[str]:
-        """Machines for whose eviction a rule asked, and that are still in the job."""
+        """Machines that are still in the job although a rule asked for their eviction."""
         left = {eviction.machine for eviction in self.done}
         return sorted({answer.machine for answer in self.asked if answer.yes} - left)
 

@@ -1,6 +1,7 @@
-"""What the machines of a job report once its ranks are stopped: how each rank ended, and which copies of state exist.
+"""Defines what the machines of a job report once its ranks are stopped: the ends of ranks, and the copies of state.
 
-These models cross Temporal and are stored in histories and in the ledger: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories and in the ledger, so fields are only added, with
+defaults.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Unlisted(Model):
 
     tier: Tier
     machines: list[str] = Field(default_factory=list)
-    """The machines whose disks these are; empty for remote storage, which any machine can list."""
+    """The machines whose disks could not be listed; empty for remote storage, which any machine can list."""
     reason: str = ""
 
 
@@ -71,7 +72,7 @@ class Evidence(Model):
     disk_shared: bool = False
     """Several machines listed the same files: the folder of disk checkpoints is shared."""
     dying: dict[str, str] = Field(default_factory=dict)
-    """Machine with killed ranks that are not gone yet → these ranks, for people. Of such a machine only ``findings``
+    """Machine with killed ranks that are not gone yet → these ranks, for people. For such a machine only ``findings``
     are known, and the job cannot be launched on it."""
     left_out: str = ""
     """How many reported exits, copies and findings are not kept here, in words; empty: all are kept."""
@@ -84,4 +85,5 @@ class Evidence(Model):
     findings: list[MachineFinding] = Field(default_factory=list)
     """Findings of inspections, the worst first, as many as fit."""
     disk_asked: int | None = None
-    """The newest step requested on disk since the launch, beside the regular ones; 0: none; None: no machine knows."""
+    """The newest step that was requested on disk since the launch, in addition to regular steps; 0: none was requested;
+    None: no machine knows."""

@@ -1,7 +1,7 @@
-"""Findings about machines: what is wrong, whether it makes a machine faulty, who has to act, and how.
+"""Defines findings about machines: what is wrong, whether it makes a machine faulty, who has to act, and how.
 
 A ``Reason`` is a kind of fault that an inspection or a test can report; its code never changes. A ``Finding`` reports
-that kind of fault of one machine. Findings are stored in histories and in the ledger: fields are only added, with
+that one machine has such a fault. Findings are stored in histories and in the ledger, so fields are only added, with
 defaults.
 """
 
@@ -48,7 +48,7 @@ class Health(Words):
     HEALTHY = "healthy"
     FAULTY = "faulty"
     UNKNOWN = "unknown"
-    """It could not be inspected, or the owner of the fault is not clear."""
+    """The part could not be inspected, or the owner of the fault is not clear."""
 
 
 class Remedy(Words):
@@ -56,7 +56,7 @@ class Remedy(Words):
 
     NOTHING = "nothing"
     WATCH = "watch"
-    """Alone it means little: count how often it occurs."""
+    """The finding alone means little: count how often it occurs."""
     RESTART_JOB = "restart the job"
     CHECK_CODE = "check the code"
     FREE_SPACE = "free space"
@@ -86,7 +86,7 @@ class FindingSource(Words):
     SILENCE = "silence"
     """The machine is silent: neither its agent nor its ranks answer."""
     OPERATOR = "operator"
-    """An operator asks for it."""
+    """An operator asks for the eviction."""
 
 
 class Finding(Model):
@@ -105,13 +105,14 @@ class Finding(Model):
     owner: Owner = Owner.MACHINE
     remedy: Remedy = Remedy.WATCH
     sure: bool = False
-    """It names this machine with high confidence: no further test is needed to act (ByteRobust, figure 5, step 1)."""
+    """The finding names this machine with high confidence, so no further test is needed to act (ByteRobust, figure 5,
+    step 1)."""
     evidence: list[str] = Field(default_factory=list)
     """The evidence, e.g. lines of the kernel log."""
     since_ns: int = 0
-    """When it was seen first, nanoseconds of the machine's clock."""
+    """When the fault was seen first, nanoseconds of the machine's clock."""
     last_ns: int = 0
-    """When it happened last, nanoseconds of the machine's clock; 0: it happened once, or is a lasting state."""
+    """When the fault happened last, nanoseconds of the machine's clock; 0: it happened once, or is a lasting state."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -153,7 +154,7 @@ class Reason:
     remedy: Remedy = Remedy.WATCH
     verdict: Health = Health.FAULTY
     sure: bool = False
-    """It names this machine with high confidence."""
+    """A finding with this reason names its machine with high confidence."""
     source: str = ""
     """The section of a paper, or the document, from which the rule comes; empty: it is from no document."""
 
@@ -204,6 +205,6 @@ def together(verdicts: Iterable[Health]) -> Health:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings in order: faults before doubts, then sure ones first, then the oldest first."""
+    """Findings in order: faults come before doubts, then sure findings come first, then older findings."""
     order = {Health.FAULTY: 0, Health.UNKNOWN: 1}
     return sorted(findings, key=lambda each: (order.get(each.verdict, 2), not each.sure, each.since_ns, each.key))

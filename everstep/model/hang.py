@@ -1,6 +1,6 @@
-"""The verdict about a job that hangs, from samples of what its ranks do.
+"""Defines the verdict about a job that hangs, from samples of what its ranks do.
 
-These models are stored in histories and in the ledger: fields are only added, with defaults.
+These models are stored in histories and in the ledger, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class HangResult(Model):
     reason: str = ""
     """The verdict in one sentence."""
     ranks: list[int] = Field(default_factory=list)
-    """The ranks that are named, or whose shared group is named; only the first of very many."""
+    """The ranks that the verdict names, or whose shared group it names; only the first ranks if there are very many."""
     machines: list[str] = Field(default_factory=list)
     """Machines to evict; empty unless the conclusion names or over-evicts."""
     suspects: list[str] = Field(default_factory=list)
-    """Those of ``machines`` that run one of ``ranks``."""
+    """The machines in ``machines`` that run a rank in ``ranks``."""
     innocent: int = 0
     """Number of ``machines`` against which there is no evidence."""
     evidence: list[str] = Field(default_factory=list)
@@ -58,11 +58,11 @@ class HangResult(Model):
     silent: list[str] = Field(default_factory=list)
     """Machines that did not report what their ranks do."""
     unknown: int = 0
-    """Number of ranks whose state is unknown, which is no sign of health."""
+    """Number of ranks whose state is unknown; such a rank does not count as healthy."""
     looks: int = 0
     """Number of samples."""
     seconds: float = 0.0
-    """Time from the begin of the first sample to the end of the last one."""
+    """Seconds from the beginning of the first sample to the end of the last sample."""
     left_out: str = ""
     """Why the ledger keeps only a part of the samples; empty: it keeps all."""
 

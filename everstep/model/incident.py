@@ -1,6 +1,7 @@
-"""A failure as it is reported, and the incident that handles it.
+"""Defines a failure as it is reported, and the incident that handles it.
 
-These models cross Temporal and are stored in histories and in the ledger: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories and in the ledger, so fields are only added, with
+defaults.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Anomaly(Model):
     """A fault as a watcher reports it to the job."""
 
     id: str
-    """Id of the observation that it follows from: the correlation id from agent to incident."""
+    """Id of the observation from which the anomaly follows. It is the correlation id from the agent to the incident."""
     generation: int
     symptom: Symptom
     headline: str
@@ -65,15 +66,17 @@ class Anomaly(Model):
     ranks: list[int] = Field(default_factory=list)
     machines: list[str] = Field(default_factory=list)
     seen_ns: int = 0
-    """When the machine noticed it, nanoseconds of the wall clock."""
+    """When the machine noticed the fault, nanoseconds of the wall clock."""
     quiet_s: float = 0.0
-    """Time without a step until ``seen_ns``, seconds: the fault is older than its detection by that much."""
+    """Time without a step until ``seen_ns``, seconds. The fault began that long before its detection."""
     not_after: int | None = None
-    """The newest state that may be restored, in completed steps, since later ones are suspect; None: any state may."""
+    """The newest state that may be restored, in completed steps, since later states are suspect; None: any state may
+    be restored."""
     rule: str = ""
-    """The rule that detected it (``everstep.decisions.detect.rules``); empty: none did, e.g. a launch failed."""
+    """The rule that detected the fault (``everstep.decisions.detect.rules``); empty: no rule did, e.g. a launch
+    failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """The findings that it rests on; only the first of very many."""
+    """The findings on which the anomaly is based; only the first findings if there are very many."""
     more_findings: int = 0
     """Number of findings that ``findings`` leaves out."""
     classification: Classification | None = None
@@ -81,7 +84,7 @@ class Anomaly(Model):
 
 
 class Failure(Model):
-    """A failure of the job, kept for decisions about later ones."""
+    """A failure of the job, kept for decisions about later failures."""
 
     generation: int
     step: int
@@ -95,15 +98,15 @@ class Failure(Model):
     classification: Classification | None = None
     """How the end of the first failed rank is classified; None: no rank failed, or it is not known."""
     machine: str = ""
-    """The machine of that rank, or the one that is named; empty: not known."""
+    """The machine of the first failed rank, or the machine that the anomaly names; empty: not known."""
     explained: bool = False
-    """A machine caused it, and was dealt with before the next launch."""
+    """A machine caused the failure, and was dealt with before the next launch."""
     over_ns: int = 0
     """When the job stepped again, nanoseconds of the wall clock; 0: not known."""
 
 
 class IncidentReport(Model):
-    """The result of an incident: what a person on call reads. Field order is the order shown."""
+    """The result of an incident, for a person on call. The fields are shown in this order."""
 
     headline: str
     resolution: str
@@ -119,7 +122,7 @@ class IncidentReport(Model):
     recovered: bool
     """Whether the job runs again; ``confirmed`` is True if it was also seen to step."""
     seconds: float | None
-    """From the fault, as the machine noticed it, to the first step of all ranks; None: none was seen."""
+    """Seconds from the fault, as the machine noticed it, to the first step of all ranks; None: no step was seen."""
     failures: list[Failure]
     confirmation: Confirmation | None = None
     timings: list[StageRecord] = Field(default_factory=list)
@@ -128,13 +131,14 @@ class IncidentReport(Model):
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation that was launched."""
     accepted_loss: str = ""
-    """The operator who accepted that newer state may be lost, and that state; empty: it was not necessary."""
+    """The operator who accepted that newer state may be lost, and the state that may be lost; empty: that was not
+    necessary."""
     confirmed: bool = True
     """Whether the ranks were seen to step again, in the way in which the script showed its steps before."""
     showing: Showing = Field(default_factory=Showing)
     """How the script shows its steps, as far as known."""
     first_step_s: float = 0.0
-    """From the last launch to the first step of all ranks; 0: none was seen."""
+    """Seconds from the last launch to the first step of all ranks; 0: no step was seen."""
     unwritten: int = 0
     """Position of the last ledger entry, which the job has to write because the ledger was down; 0: it is written."""
     launched: Launched | None = None
@@ -142,13 +146,13 @@ class IncidentReport(Model):
     findings: list[MachineFinding] = Field(default_factory=list)
     """Findings of inspections, the worst first."""
     classification: Classification | None = None
-    """Classification of the failure that opened it; None: no rank failed by itself."""
+    """Classification of the failure that opened the incident; None: no rank failed by itself."""
     asked: list[EvictAnswer] = Field(default_factory=list)
     """The answers of the rules of eviction, "no" included (``everstep policy explain``)."""
     machines: list[Machine] = Field(default_factory=list)
-    """All machines of the job, in order, if they changed; empty: they did not."""
+    """All machines of the job, in order, if they changed; empty: they did not change."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When each machine left that left without an operator, nanoseconds of the wall clock."""
+    """Times at which machines were evicted without an operator, nanoseconds of the wall clock."""
     approved: dict[str, str] = Field(default_factory=dict)
     """Machine that left because an operator approved it → the operator, and the note."""
     version: int = 0
@@ -161,7 +165,7 @@ class IncidentReport(Model):
     tried: list[TriedRung] = Field(default_factory=list)
     """The rungs of the ladder that were tried, in order, with their outcomes."""
     begun_again_ns: int = 0
-    """When it was last resumed by an operator or got other code, nanoseconds; earlier attempts do not count."""
+    """When an operator last resumed the incident or gave it other code, nanoseconds; earlier attempts do not count."""
 
 
 CLOSED_OUTSIDE = "closed from outside"
@@ -174,11 +178,11 @@ class Left(Model):
     how: str
     """How it was closed and by whom, e.g. ``terminated by ada: too slow``."""
     known: bool = True
-    """Whether its history still exists; without it, its effects are unknown."""
+    """Whether the incident's history still exists; without the history, the effects are unknown."""
     launches: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation that it launched, or began to launch."""
     resume_step: int = -1
-    """The step from which the newest of them began; -1: the script restores by itself."""
+    """The step from which the newest of these generations began; -1: the script restores by itself."""
     launched: Launched | None = None
     """The newest launch, if it succeeded and nothing was stopped since."""
     emptied: list[str] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The specification of a job, as a user writes it."""
+"""Defines the specification of a job, as a user writes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_PLACE = "in-place"
 """The value of ``code`` for a job whose script runs in its own folder, without a snapshot."""
 JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 REPLAY = "~"
-"""Separator between the name of a job and that of a machine group that replays it."""
+"""Separator between the name of a job and the name of a machine group that replays the job."""
 REPLAY_NAME = re.compile(rf"{JOB_NAME.pattern}{REPLAY}[a-z0-9-]{{1,20}}")
 
 

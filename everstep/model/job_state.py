@@ -1,4 +1,4 @@
-"""The state of a job, which its workflow keeps and returns for the query ``state``."""
+"""Defines the state of a job, which its workflow keeps and returns for the query ``state``."""
 
 from __future__ import annotations
 
@@ -108,8 +108,11 @@ class ShareTrained(Model):
 
     @classmethod
     def shown(cls, ettr: float | None, last_hour: float | None) -> ShareTrained:
-        """The shares in whole percent. Each change adds to the workflow's history, which has to stay short even for a
-        job that is parked for a week."""
+        """The shares, rounded to whole percent.
+
+        They are rounded because each change adds to the workflow's history, which has to stay short even for a job that
+        is parked for a week.
+        """
         ratios = (None if ratio is None else round(ratio, 2) for ratio in (ettr, last_hour))
         return cls(ettr=next(ratios), last_hour=next(ratios))
 
@@ -125,7 +128,7 @@ class JobState(BaseModel):
     run: str = ""
     """Id of the run, the same across continue-as-new (``everstep.model.run_id``)."""
     origin_runs: list[str] = Field(default_factory=list)
-    """Ids of the earlier runs from whose copies it was started; empty: none, or not known."""
+    """Ids of the earlier runs whose copies the job was started from; empty: none, or not known."""
     earlier: EarlierRun = Field(default_factory=EarlierRun)
     """The last run of the name, if the job has to start from its copies."""
     generation: int = 0
@@ -153,7 +156,7 @@ class JobState(BaseModel):
     failures: list[Failure] = Field(default_factory=list, description="The last failures, for later decisions.")
     pending: list[Anomaly] = Field(default_factory=list)
     observed: list[Anomaly] = Field(default_factory=list)
-    """Faults despite which the job keeps running, and for which no incident was opened yet."""
+    """Faults with which the job keeps running, and for which no incident was opened yet."""
     observed_told: dict[str, int] = Field(default_factory=dict)
     """Machine, part and reason of such a fault → when an incident reported it, nanoseconds."""
     unconfirmed: str = ""
@@ -167,13 +170,14 @@ class JobState(BaseModel):
     closed_outside: int = 0
     """Number of incidents of the current fault that were closed from outside, one after the other."""
     alerts: list[MachineFinding] = Field(default_factory=list)
-    """Network alerts of its machines, the last ones: the second alert of a machine evicts it."""
+    """The last network alerts of the job's machines. The second alert of a machine evicts the machine."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When each machine left that was evicted without an operator, nanoseconds, the last ones."""
+    """The last times at which machines were evicted without an operator, nanoseconds."""
     tried: list[TriedRung] = Field(default_factory=list)
-    """The rungs of the ladder that its last incidents tried: the next incident of the same fault starts higher."""
+    """The rungs of the ladder that its last incidents tried. The next incident of the same fault starts at a higher
+    rung."""
     left: list[str] = Field(default_factory=list)
-    """Machines that left the job, the last ones."""
+    """The last machines that left the job."""
     hold: str = ""
     """Why the next incident waits for an operator before it launches anything; empty: it does not wait."""
     emptied: list[str] = Field(default_factory=list)

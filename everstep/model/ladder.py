@@ -1,6 +1,6 @@
-"""The ladder of stop-time checks: its rungs, how far each may go, and the rungs that were tried for a fault.
+"""Defines the ladder of stop-time checks: its rungs, how far each may go, and the rungs that were tried for a fault.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations

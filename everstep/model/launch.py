@@ -1,6 +1,6 @@
-"""A launch of a job's ranks, and whether they were seen to step again.
+"""Defines a launch of a job's ranks, and the confirmation that the ranks were seen to step again.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations

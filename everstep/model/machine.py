@@ -1,4 +1,4 @@
-"""Machines with the addresses of their agents, and the ranks of a job that each machine runs."""
+"""Defines machines with the addresses of their agents, and the ranks of a job that each machine runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class Machine(BaseModel):
-    """One machine and where its agent listens."""
+    """One machine, and the address of its agent."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

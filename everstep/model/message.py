@@ -1,4 +1,4 @@
-"""Base classes of the models and enums that cross Temporal or are stored.
+"""Defines base classes of the models and enums that are sent through Temporal or are stored.
 
 During an upgrade two releases run side by side, and after a downgrade the older release reads what the newer one wrote.
 So a message stays readable if it has a field or a word that this release does not know. Both are kept: they are shown,
@@ -25,7 +25,8 @@ AnyWord = GetPydanticSchema(lambda _source, _handler: core_schema.str_schema())
 
 
 class Words(StrEnum):
-    """Base of the enums that cross Temporal or are stored. Any text that is not listed becomes an unlisted member."""
+    """Base of the enums that are sent through Temporal or are stored. A text that is not listed becomes an unlisted
+    member."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:

@@ -1,7 +1,7 @@
-"""A notice: an event that needs a person, and the result of its delivery.
+"""Defines a notice about an event that needs a person, and the result of the notice's delivery.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults. ``Notice.body`` is what
-receivers get, and just as stable.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults. Receivers
+get ``Notice.body``, which changes only in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from everstep.model.message import Model, Words
 NOTICE_WORKFLOW = "Notice"
 """Type of the workflow that delivers a notice."""
 PATIENCE_S = 24 * 3600.0
-"""How long delivery to a receiver that does not accept a notice is repeated, seconds."""
+"""If a receiver does not accept a notice, the delivery is repeated for this long, seconds."""
 
 
 class NoticeKind(Words):
@@ -83,7 +83,7 @@ class NoticeInput(Model):
 
 
 class NoticeResult(Model):
-    """The result of a delivery. Field order is the order shown."""
+    """The result of a delivery. The fields are shown in this order."""
 
     headline: str
     taken: dict[str, str] = Field(default_factory=dict)
@@ -93,7 +93,7 @@ class NoticeResult(Model):
 
 
 def notice_workflow_id(task_queue: str, event: str) -> str:
-    """Id of the workflow that delivers the notice of an event; there is one, however often the event is noticed."""
+    """Id of the workflow that delivers the notice of an event. An event has one workflow, however often it is seen."""
     return f"notice/{task_queue}/{event}"
 
 

@@ -1,7 +1,7 @@
-"""The record of a cluster's machine pool: leases, standbys, quarantine.
+"""Defines the record of a cluster's machine pool: leases, standbys, quarantine.
 
-One workflow for each cluster, ``pool/<task queue>``, owns this (``workflows.pool``).
-These models are stored in histories: fields are only added, with defaults.
+Each cluster has one workflow, ``pool/<task queue>``, that owns this record (``workflows.pool``).
+These models are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PoolPlace(Words):
     FREE = "free"
     """No job has leased it, and it is not kept as a standby: jobs that start can lease it."""
     PROVISIONING = "provisioning"
-    """It is new in the list of the cluster and was not inspected yet: until then it replaces no machine."""
+    """It is new in the list of the cluster and was not inspected yet. It replaces no machine before that."""
     CORDONED = "cordoned"
     """An operator keeps it away from jobs."""
     QUARANTINED = "quarantined"
@@ -87,7 +87,8 @@ class Leased(Model):
     refused: dict[str, str] = Field(default_factory=dict)
     """Machine → why the job cannot have it; empty: the job has them all."""
     may_change: bool = False
-    """It is refused only because other jobs have machines, or because machines have a fault. That may be over soon."""
+    """The lease is refused only because other jobs have the machines, or because machines have a fault. Both may be
+    over soon."""
 
 
 class ReplaceRequest(Model):
@@ -115,7 +116,7 @@ class Replaced(Model):
     """Evicted machine → its replacement, which may be a machine from ``ReplaceRequest.back``; empty: there are too few
     machines, and none was evicted."""
     why: str = ""
-    """If there are too few machines: how many are needed, and how many there are."""
+    """How many machines are needed and how many there are, if there are too few."""
     held: str = ""
     """Why an operator has to approve the evictions before machines are replaced; empty: no approval is needed."""
 
@@ -211,7 +212,7 @@ class PollAnswers(Model):
     over: list[str] = Field(default_factory=list)
     """Jobs that have machines and do not run any more."""
     unknown: list[str] = Field(default_factory=list)
-    """Jobs that may still run: it is not known."""
+    """Jobs for which it is not known whether they still run."""
     listed: bool = True
     """Whether all running jobs are known; False: there may be more."""
     faults: dict[str, str] = Field(default_factory=dict)
@@ -221,7 +222,7 @@ class PollAnswers(Model):
     written: list[PoolReturn] = Field(default_factory=list)
     """The machines of ``PollQuestions.returned``, if the ledger has them now."""
     problem: str = ""
-    """Why a question has no answer; empty: all have one."""
+    """Why a question has no answer; empty: all questions have an answer."""
 
 
 class Shortage(Model):
@@ -249,7 +250,8 @@ class PoolState(BaseModel):
     short: dict[str, Shortage] = Field(default_factory=dict)
     """Job that waits for replacements → how many it needs."""
     provisioned: str = ""
-    """The result of last asking the cluster for more machines; empty: it was not asked, or there are enough now."""
+    """The result of the last request to the cluster for more machines; empty: there was no request, or there are enough
+    machines now."""
     replaced: dict[str, Replaced] = Field(default_factory=dict)
     """The last requests: id → answer."""
     evicted: list[PoolEviction] = Field(default_factory=list)
@@ -261,7 +263,7 @@ class PoolState(BaseModel):
     returned: list[PoolReturn] = Field(default_factory=list)
     """Machines that returned from quarantine and that the ledger does not have yet, at most ``RETURNS_KEPT``."""
     problem: str = ""
-    """The questions that the newest poll could not answer, for people; empty: it answered all."""
+    """The questions of the newest poll that have no answer, for people; empty: all have an answer."""
 
     @property
     def spare(self) -> int:

@@ -1,7 +1,8 @@
-"""Every setting that decides how a job is recovered, in groups, with the source of its default.
+"""Defines every setting that decides how a job is recovered, in groups, with the source of its default.
 
-Each group is a table of a job file, e.g. ``[policy.hang]``. The name of a setting begins with that of its group:
-``hang.floor_s``. A default from the paper on ByteRobust names the section; the paper does not specify the others.
+Each group is a table of a job file, e.g. ``[policy.hang]``. The name of a setting begins with the name of its group, as
+in ``hang.floor_s``. A default that comes from the paper on ByteRobust names the section; the paper does not specify the
+other defaults.
 """
 
 from __future__ import annotations

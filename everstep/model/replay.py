@@ -1,6 +1,6 @@
-"""The outcome of a dual-phase replay: each trial of a group of machines, and the conclusion from all trials.
+"""Defines the outcome of a dual-phase replay: each trial of a group of machines, and the conclusion from all trials.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class RunEnd(Words):
     HUNG = "hung"
     """All ranks completed a first step, but steps had stopped when the time was over."""
     SLOW = "slow"
-    """Ranks still completed steps when the time was over: it may have been too short."""
+    """Ranks still completed steps when the time was over, so the time may have been too short."""
     NOT_STARTED = "not started"
-    """Not all ranks completed a first step in time. It may be a slow start, so the trial is repeated."""
+    """Not all ranks completed a first step in time. The start may only have been slow, so the trial is repeated."""
     NOT_FINITE = "not finite"
     """A loss or a gradient norm was NaN or infinite."""
     UNABLE = "unable"
@@ -38,11 +38,11 @@ class GroupRun(Model):
     """The machines of the group; empty for several trials, whose machines the plan names."""
     end: RunEnd
     count: int = 1
-    """Number of trials that this record stands for; its fields are those of the first."""
+    """Number of trials that this record stands for; the fields are those of the first trial."""
     repeat: int = 1
-    """Number of the repeat of the two phases, from 1; of several trials, the last one's."""
+    """Number of the repeat of the two phases, from 1; for several trials, the number of the last repeat."""
     why: str = ""
-    """Why it did not complete, for people; empty: it did."""
+    """Why the trial did not complete, for people; empty: it completed."""
     steps: int = 0
     """Steps that all of its ranks completed."""
     losses: list[str] = Field(default_factory=list)
@@ -54,13 +54,14 @@ class GroupRun(Model):
     ranks_each: int = 1
     """Consecutive ranks that share one digest; the last digest may have fewer."""
     shape: str = ""
-    """Number of steps and ranks in the digests, in words; empty: not known. A missing digest is no difference."""
+    """Number of steps and ranks in the digests, in words; empty: not known. A missing digest does not count as a
+    difference."""
     answer: str = ""
-    """One digest of all digests, where those are not kept."""
+    """One digest of all digests, if those are not kept."""
     kind: str = ""
     """The hardware of its machines, in order: only groups of one kind can be compared."""
     seconds: float = 0.0
-    """Duration; of several trials the sum."""
+    """Duration; for several trials, the sum of their durations."""
 
 
 class ReplayConclusion(Words):
@@ -69,13 +70,13 @@ class ReplayConclusion(Words):
     NOTHING = "nothing"
     """No group showed a fault. That does not prove any machine healthy."""
     ONE = "one"
-    """One faulty machine explains all faults: it is among the suspects, alone where m ≤ n."""
+    """One faulty machine explains all faults. It is among the suspects, and is the only suspect if m ≤ n."""
     SEVERAL = "several"
-    """Only several faulty machines explain the faults: all possible ones are suspects."""
+    """Only several faulty machines explain the faults. All machines that may be faulty are suspects."""
     EVERYWHERE = "everywhere"
     """All groups showed the fault: no machine causes it."""
     INCONSISTENT = "inconsistent"
-    """One phase showed a fault that no machine explains: it does not occur in every trial."""
+    """The groups showed a fault that no machine explains, so the fault does not occur in every trial."""
     INCOMPLETE = "incomplete"
     """Trials that failed or cannot be compared leave open which machine is at fault."""
     UNABLE = "unable"
@@ -91,7 +92,7 @@ class Replayed(Model):
     suspects: list[str] = Field(default_factory=list)
     """Machines to evict."""
     evidence: list[str] = Field(default_factory=list)
-    """The faults of the groups that showed one."""
+    """The faults of the groups that showed a fault."""
     repeats: int = 0
     """Number of times that both phases were run."""
     seconds: float = 0.0

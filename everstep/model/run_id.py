@@ -1,9 +1,9 @@
-"""The id of a run: one submission of a job's name.
+"""Makes the id of a run. A run is one submission of a job under its name.
 
-A job's name may be used again while a machine whose agent was down still has files of an earlier run. Generations do
-not distinguish the two runs: a new run continues to count them only if the ledger answers. So every command to an agent
-and every file on disk names its run. Ids of later runs sort after those of earlier runs, so that a newer run deletes
-the files of an older run, and commands of an older run are refused.
+A job's name may be used again while a machine whose agent was down still has files of an earlier run. The numbers of
+generations do not always distinguish the two runs, since a new run continues the count only if the ledger answers. So
+every command to an agent and every file on disk names its run. Ids of later runs sort after ids of earlier runs, so
+that a newer run deletes the files of an older run, and commands of an older run are refused.
 """
 
 from __future__ import annotations

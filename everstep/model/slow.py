@@ -1,6 +1,6 @@
-"""The vote over the ranks of a slow job: its rounds and its verdict.
+"""Defines the vote over the ranks of a slow job: its rounds and its verdict.
 
-These models are stored in histories and in the ledger: fields are only added, with defaults.
+These models are stored in histories and in the ledger, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class SlowRound(Model):
     looks: int = 0
     """Number of samples of all ranks."""
     outliers: list[int] = Field(default_factory=list)
-    """Ranks that wait for others less often than their peers do; only the first of very many."""
+    """Ranks that wait for others less often than their peers do; only the first ranks if there are very many."""
     flagged: str = ""
     """The group with the most outliers, for people; empty: none."""
     machines: list[str] = Field(default_factory=list)
     """Machines of that group."""
     ranks: list[int] = Field(default_factory=list)
-    """Outliers on these machines; only the first of very many."""
+    """Outliers on these machines; only the first ranks if there are very many."""
     longer: dict[str, str] = Field(default_factory=dict)
     """Machine of that group → the ``Growth`` of its ranks' CPU time."""
     why: list[str] = Field(default_factory=list)

@@ -1,6 +1,6 @@
-"""The stages of an incident: their names, the record of each that is over, and the current one.
+"""Defines the stages of an incident: their names, the record of each stage that is over, and the current stage.
 
-These models are stored in histories: fields are only added, with defaults.
+These models are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StageRecord(Model):
     seconds: float
     found: str = ""
     to_accept: str = ""
-    """The state with which an operator may resume a parked incident although a newer one may exist; empty: none."""
+    """The state with which an operator may resume a parked incident although a newer state may exist; empty: none."""
 
 
 class CurrentStage(StageRecord):

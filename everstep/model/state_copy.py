@@ -1,6 +1,6 @@
-"""Copies of the state of ranks: where they are, which have to be restored, and the result of a restore.
+"""Defines copies of the state of ranks: where they are, which have to be restored, and the result of a restore.
 
-These models cross Temporal and are stored in histories: fields are only added, with defaults.
+These models are sent through Temporal and are stored in histories, so fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from everstep.model.message import Model, Words
 
 
 class Tier(Words):
-    """The kind of storage of a copy, in the order in which a restore prefers them."""
+    """The kinds of storage of copies, in the order in which a restore prefers them."""
 
     OWN = "own memory"
     """Shared memory of the machine that runs the rank."""

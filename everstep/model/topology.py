@@ -1,8 +1,8 @@
-"""Ranks, parallel groups and machines.
+"""Describes the ranks, the parallel groups and the machines of a job.
 
 A job's ranks form a mesh of named axes. The order of the axes decides the coordinate of each rank; the last axis varies
-fastest, as in torch's ``init_device_mesh``. Names are free: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp`` …
-Axes named ``dp`` or ``dp_…`` are data parallel.
+fastest, as in torch's ``init_device_mesh``. The names of axes are free, e.g. ``pp``, ``dp_replicate``, ``dp_shard``,
+``cp`` and ``tp``. Axes named ``dp`` or ``dp_…`` are data parallel.
 
 The short form has the axes ``pp``, ``dp`` and ``tp``, in this order by default.
 ByteRobust's figure 7 numbers ranks dp-pp-tp (section 5.1).
@@ -232,7 +232,7 @@ class Topology:
         return Coordinate(tuple(places), dp)
 
     def rank_at(self, /, **places: int) -> int:
-        """The rank at a coordinate, which is given by the index along each axis; the default is 0.
+        """The rank at a coordinate, which is given by the index along each axis; an axis that is not given has index 0.
 
         Raises:
             TopologyError: there is no such axis, or no such index.

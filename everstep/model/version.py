@@ -1,7 +1,7 @@
-"""Versions of a job's code: which ran when, who changed the code and why, and which has to run next.
+"""Defines versions of a job's code: which ran when, who changed the code and why, and which has to run next.
 
-These models cross Temporal, and are stored in histories, in the store of versions and in the ledger: fields are only
-added, with defaults.
+These models are sent through Temporal, and are stored in histories, in the store of versions and in the ledger. So
+fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class VersionStatus(Words):
     WITHDRAWN = "withdrawn"
     """It was withdrawn before it was applied."""
     SUPERSEDED = "superseded"
-    """A later version was applied in the same restart: it ran no step."""
+    """A later version was applied in the same restart, so this version ran no step."""
     RUNNING = "running"
     REPLACED = "replaced"
     """It ran until a later version was applied."""
@@ -80,7 +80,8 @@ class CodeVersion(Model):
     python: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     packages: dict[str, str] = Field(default_factory=dict)
-    """Distribution → its version, in the interpreter that took the snapshot. It is a record that decides nothing."""
+    """Distribution → its version, in the interpreter that took the snapshot. This is only a record: it does not decide
+    what runs."""
     origin: Origin = Field(default_factory=Origin)
     files: int = 0
     bytes: int = 0
@@ -149,7 +150,7 @@ class UpdateRequest(Model):
     args: list[str] | None = None
     """All arguments of the script; None: unchanged."""
     env: dict[str, str] | None = None
-    """Variables to add or to replace; None: none."""
+    """Variables to add or to replace; None: no variables."""
     urgency: Urgency = Urgency.LAZY
     window_h: float = Field(24.0, gt=0, le=24 * 365)
     """Time after which a lazy update is forced, hours (ByteRobust, section 6.1)."""
@@ -162,7 +163,7 @@ class UpdateRequest(Model):
 
     @property
     def problem(self) -> str:
-        """Why the request makes no sense; empty: it does."""
+        """Why the request makes no sense; empty: it makes sense."""
         if sum(map(bool, (self.code and not self.git, self.git, self.version, self.cancel))) > 1:
             return "code, git, version and cancel exclude each other (except code with git: it names the repository)"
         if self.code and not self.code.startswith("/"):
@@ -205,8 +206,8 @@ class JobVersion(Model):
     began_ns: int = 0
     """When it was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """Its last launches: generation, completed steps at the begin, and at the end (-1: it still runs). The steps of a
-    script that does not number them are -1."""
+    """Its last launches: generation, completed steps at the beginning, and completed steps at the end (-1: it still
+    runs). If a script does not number its steps, the completed steps are -1."""
     steady: bool = False
     """It made steady progress, so a rollback may go to it."""
     proven: bool = False

@@ -1,4 +1,4 @@
-"""The meanings of the error numbers of NVIDIA's drivers: the Xid of a GPU and the SXid of an NVSwitch.
+"""Defines the meanings of the error numbers of NVIDIA's drivers: the Xid of a GPU and the SXid of an NVSwitch.
 
 The inspection of the kernel log and the classifier of logs both use this table, and the inspection of GPUs uses the
 recovery actions. Its sources are NVIDIA's Xid catalogue (immediate and investigatory action, the decoding of Xid 74 and
@@ -69,7 +69,7 @@ class Xid:
     rest: str = ""
     """Case-insensitive regular expression: the row holds only for lines that match it after the number."""
     suffix: str = ""
-    """Appended to the reason code, to distinguish it from that of another row with the same number."""
+    """Appended to the reason code, to distinguish it from the code of another row with the same number."""
     example: str = ""
     """A text after the number for which the row holds; empty: it holds for any text."""
 
@@ -162,7 +162,7 @@ def _within(*bits: int) -> str:
 
 
 def _registers(first: str, third: str, fourth: str, fifth: str) -> str:
-    """A regular expression for the seven registers of Xid 74, of which one at least is not zero."""
+    """A regular expression for the seven registers of Xid 74, at least one of which is not zero."""
     zero = _within()
     registers = r",\s*".join((first, zero, third, fourth, fifth, zero, zero))
     return rf"\((?!(?:0x0+[,\s]*)+\)){registers}\)"
@@ -321,7 +321,7 @@ TABLE: tuple[Xid, ...] = (
     Xid((14, 37, 38, 44, 66, 67, 141, 152, 153), "the driver reported a condition to note", _K.UNCLEAR, _A.WATCH),
     Xid((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "a copy engine failed", _K.UNCLEAR, _A.RESTART_JOB),
     Xid((60, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142), "a media engine failed", _K.UNCLEAR, _A.RESTART_JOB),
-    # The catalogue says to reset the GPU; the device plugin counts it as the application's. Xid 154 decides.
+    # The catalogue says to reset the GPU; the device plugin blames the application. A further Xid 154 decides.
     Xid((109,), "context switch timed out", _K.UNCLEAR, _A.RESET_GPU, f"{CATALOGUE}; {PLUGIN}"),
     Xid(
         (154,), "the driver asks for a recovery that this release does not know", _K.UNCLEAR, _A.WATCH, suffix="-other"
@@ -382,15 +382,15 @@ SXID_NOT_FATAL = frozenset(
         *(19049, 19055, 19057, 19059, 19062, 19065, 19068, 19071, 20001, 20012, 22013, 24001, 24002, 24003),
     }
 )
-"""SXids that are not fatal by NVIDIA's document: some drivers call them fatal when a link is shut down in order, e.g.
-because the fabric manager is restarted."""
+"""SXids that are not fatal according to NVIDIA's document. Some drivers call them fatal when a link is shut down on
+purpose, e.g. because the fabric manager is restarted."""
 SXID_LINE = rf"\bSXid \([^)]*\): (?!(?:{'|'.join(map(str, sorted(SXID_NOT_FATAL)))})\b)\d+, Fatal"
 """A case-insensitive regular expression for lines of a fatal SXid."""
 REASONS: tuple[Reason, ...] = (
     *(xid.reason(code) for xid in TABLE for code in xid.codes),
     *(UNLISTED, SXID_FATAL, SXID),
 )
-"""All reasons that such numbers can give."""
+"""All reasons that Xids and SXids can give."""
 
 
 def xid_of(code: int, rest: str = "") -> Reason:
@@ -409,7 +409,7 @@ def xid_of(code: int, rest: str = "") -> Reason:
 def pattern_of(kind: XidKind) -> str:
     """A case-insensitive regular expression for the lines of a kind.
 
-    A line of Xid 45 may name an earlier Xid as its cause: it is also a line of the kind of that Xid.
+    A line of Xid 45 may name an earlier Xid as its cause. Such a line is also a line of the kind of the earlier Xid.
     """
     lines: list[str] = []
     causes: list[int] = []

@@ -2,12 +2,12 @@
 
 A drill writes a *plan*, a JSON list of faults, to a file and names that file in ``EVERSTEP_FAULTS``. Without the
 variable this module does nothing. Each fault fires once, in the first process that meets it. Before a fault acts, its
-process creates the file ``<plan>.<id>``, the *mark*, with the time. The mark prevents that a restarted rank fires the
-fault again, and shows the judge of the drill that it fired.
+process creates the file ``<plan>.<id>``, the *mark*, with the time. Because of the mark, a restarted rank does not fire
+the fault again, and the judge of the drill knows that the fault fired.
 
 A fault may have ``marks``, a path that replaces ``<plan>`` in the name of its mark; plans of several drills use it. A
-fault may have ``after``, the path of another fault's mark: it then strikes only processes that began after that fault
-fired.
+fault may have ``after``, the path of another fault's mark. Such a fault strikes only processes that began after the
+other fault fired.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RankFaults:
         return due
 
     def _check(self, fault: Fault) -> None:
-        """Abort if the fault ``of`` has flipped bits in this generation, as a check of the gradients would.
+        """Abort if the fault that ``of`` names has flipped bits in this generation, as a check of the gradients would.
 
         In a replay nothing is checked: its few steps are over before such a check would be due.
         """
@@ -169,7 +169,7 @@ class BitFlip:
 
     Args:
         plan: The file of the plan.
-        fault: The fault; its ``probability`` is that of one calculation, by default 1.
+        fault: The fault; its ``probability`` is the probability of a wrong bit in one calculation, by default 1.
     """
 
     def __init__(self, plan: Path, fault: Fault) -> None:

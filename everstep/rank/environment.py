@@ -1,4 +1,4 @@
-"""Names of all environment variables of everstep.
+"""Defines the names of all environment variables of everstep.
 
 Some variables are for commands, workers and agents. The agent sets the others for its ranks, where the training library
 and the hook for faults read them. Every rank also gets the variables of torchrun.

@@ -1,4 +1,4 @@
-"""Names of environment variables that are read only when a process starts or imports torch.
+"""Lists the names of environment variables that are read only when a process starts or imports torch.
 
 A rank is forked from a process that has already imported torch. Variables that torch, Python or their libraries read at
 import must be in the environment of that process; in the rank it would be too late. So a job that sets such a variable

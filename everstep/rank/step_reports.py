@@ -1,4 +1,4 @@
-"""The step reports of one rank: a mapped file that the rank writes and the agent reads.
+"""Defines the step reports of one rank: a mapped file that the rank writes and the agent reads.
 
 Writing a report takes a few stores into mapped memory. It needs no system call and no lock, and never waits, even if
 the agent is stopped or dead. The agent creates one file for each rank and generation.
@@ -16,11 +16,11 @@ Layout, little endian::
 
 The writer stores a record first and ``published`` last. A record is valid if its sequence fits its position in the
 ring, so a reader drops records that were overwritten while it read. ``given`` has a bit for each number that the script
-reported (``LOSS``, ``GRAD_NORM``). A number that it did not report is NaN, which is not a fault then.
+reported (``LOSS``, ``GRAD_NORM``). A number that the script did not report is stored as NaN; this NaN is not a fault.
 
 The agent writes only ``align_step`` and ``asked_ns``. A rank that has completed ``align_step`` steps waits at the end
-of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, of the machine's
-monotonic clock: a rank whose request is not renewed resumes by itself.
+of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, by the machine's
+monotonic clock. A rank whose request is not renewed resumes by itself.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class StepRecord(NamedTuple):
 
 
 REQUEST_VALID_S = 120.0
-"""A rank that waits resumes if the request was not renewed within this time, seconds: the worker is gone."""
+"""A rank that waits resumes if the request was not renewed within this time, seconds, since the worker is then gone."""
 
 
 class Alignment(NamedTuple):
     """Whether a rank is asked to wait at the end of a step, and whether it waits."""
 
     step: int = 0
-    """Number of completed steps from which on the rank has to wait; 0: it does not have to."""
+    """The rank has to wait once it has completed this many steps; 0: it does not have to wait."""
     asked_ns: int = 0
     """When that was requested last, nanoseconds of the machine's monotonic clock."""
     aligned: int = 0
@@ -107,8 +107,8 @@ class Flops(NamedTuple):
     peak: float = 0.0
     """Floating point operations that the rank's device can do in a second; 0: not known."""
     derived: bool = False
-    """True: ``per_token`` is 6 for each parameter of this rank's share of the model. False: the script gave it, for the
-    whole model."""
+    """True: ``per_token`` is 6 for each parameter of this rank's share of the model. False: the script gave
+    ``per_token`` for the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class ReportFile:
     # The writer: the rank.
 
     def report(self, step: int, loss: float | None, grad_norm: float | None, tokens: int) -> None:
-        """Publish a record without waiting; a loss or norm of None is not known."""
+        """Publish a record without waiting; if the loss or the norm is None, it is not known."""
         given = (0 if loss is None else LOSS) | (0 if grad_norm is None else GRAD_NORM)
         loss, grad_norm = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         sequence = self._published
@@ -240,7 +240,10 @@ class ReportFile:
         _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
 
     def align_step(self) -> int:
-        """Number of completed steps from which on the rank has to wait; 0: it does not have to. Read in every step."""
+        """The rank has to wait once it has completed this many steps; 0: it does not have to wait.
+
+        The rank calls this in every step.
+        """
         step: int = _I64.unpack_from(self._map, _AT_ALIGN)[0]
         return step
 
@@ -255,7 +258,7 @@ class ReportFile:
     # The reader: the agent.
 
     def align(self, step: int) -> None:
-        """Ask the rank to wait once it has completed ``step`` steps; 0: to wait no longer."""
+        """Ask the rank to wait once it has completed ``step`` steps; 0: ask it to wait no longer."""
         _I64.pack_into(self._map, _AT_ALIGN + 8, time.monotonic_ns())
         _I64.pack_into(self._map, _AT_ALIGN, step)
 

@@ -29,7 +29,7 @@ class Output:
 
     Args:
         path: The final path. The folder is made when it does not exist.
-        size: Size of the file, bytes. The room is reserved at the begin, so that a full disk is an error then.
+        size: Size of the file, bytes. The room is reserved at the beginning, so that a full disk is an error then.
 
     Raises:
         CheckpointError: the file cannot be written; for a full disk the message has numbers. All methods may raise it.

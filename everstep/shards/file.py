@@ -47,7 +47,7 @@ def write_shard(
 ) -> Manifest:
     """Write ``rank-<r>.safetensors`` and then ``rank-<r>.json``, each atomically and lastingly.
 
-    A kill, a full disk, or a slot that is overwritten meanwhile leave no file that counts.
+    After a kill, on a full disk, or if the slot is overwritten meanwhile, there is no file that counts.
 
     Args:
         folder: ``step_folder(root, job, step)``; made when it does not exist.
@@ -120,7 +120,7 @@ def restore(
         slot_file: The slot file to write to.
         fill: Fills a buffer with the tensors of another rank whose manifest of this step has the same digest. Then only
             small tensors and the structure are read from the file.
-        newest_generation: A higher generation of the file is replaced by this one; None: none is.
+        newest_generation: It replaces the file's generation if that is higher; None: the file's generation is kept.
         pace: Called after each piece that was read from the file.
 
     Raises:
@@ -185,12 +185,12 @@ def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, name: str, p
 
 
 def verify_shard(manifest: Summary, read: ReadAt) -> str:
-    """Read a complete file; returns how it is damaged, empty: it is intact."""
+    """Read a complete file; returns how it is damaged; empty: it is intact."""
     return verify_piece(Piece(at=0, nbytes=manifest.bytes, xxh3=manifest.xxh3), read)
 
 
 def verify_piece(piece: Part | Piece, read: ReadAt) -> str:
-    """Read a piece of a file, with little memory; returns how it is damaged, empty: it is intact."""
+    """Read a piece of a file, with little memory; returns how it is damaged; empty: it is intact."""
     digest, done = xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(piece.nbytes, 1))))
     while done < piece.nbytes:
@@ -221,7 +221,8 @@ def open_shard(folder: Path, rank: int) -> Iterator[ReadAt]:
 
 
 def _stream(payload: _Payload, layout: FileLayout, output: Output) -> tuple[tuple[Part, ...], str, str]:
-    """Write the payload in one pass; returns the tensors with their digests, and those of padding and structure."""
+    """Write the payload in one pass; returns the tensors with their digests, and the digests of padding and
+    structure."""
     output.write(layout.head)
     padding, tensors = bytearray(), []
     for part in layout.tensors:

@@ -1,4 +1,4 @@
-"""The folders of a job's checkpoints on disk: lists their copies, deletes them or sets them aside.
+"""Lists the copies in the folders of a job's checkpoints on disk, deletes the folders or sets them aside.
 
 ::
 
@@ -131,7 +131,7 @@ def held_in(folder: Path, step: int, rank: int, *, verify: bool = False) -> Shar
 
 
 def complete_steps(root: Path, job: str, ranks: Collection[int], *, run: str = "") -> list[int]:
-    """The steps of which valid copies of all of ``ranks`` exist, ascending.
+    """The steps for which all of ``ranks`` have valid copies, ascending.
 
     Args:
         root: The folder of all jobs.
@@ -185,8 +185,8 @@ def set_aside(
         job: Name of the job.
         after_step: The step from which the job resumes.
         generation: The generation that resumes. Its own later steps stay, in case this is called again.
-        keep: Number of such folders to keep.
-        abandoned: Decides by its manifest whether a file is abandoned; None: files of older generations are.
+        keep: Number of folders of abandoned steps to keep.
+        abandoned: Decides from a file's manifest whether the file is abandoned; None: files of older generations are.
 
     Returns:
         The steps that were set aside.

@@ -1,4 +1,4 @@
-"""The manifest of a rank's file on disk, which describes the contents of the file with checksums.
+"""Defines the manifest of a rank's file on disk, which describes the contents of the file with checksums.
 
 A checkpoint on disk is a folder ``<root>/<job>/step-000000120`` with two files of each rank: ``rank-3.safetensors``,
 and ``rank-3.json``, the manifest, which is written last. A file counts as a copy only if it has an intact manifest.
@@ -19,8 +19,8 @@ from everstep.slots.format import SlotHeader
 
 VERSION = 1
 SHARED_BYTES = 16384
-"""Least bytes of a tensor that is part of ``Summary.digest``. Data that differs between the ranks of a data-parallel
-group is smaller: states of random number generators (5 KB), positions in the data, batch statistics."""
+"""Only tensors with at least this many bytes are part of ``Summary.digest``. Data that differs between the ranks of a
+data-parallel group is smaller: states of random number generators (5 KB), positions in the data, batch statistics."""
 
 
 class _Model(BaseModel):
@@ -88,7 +88,7 @@ class Piece(_Model):
 
 
 class Summary(_Model):
-    """The fields of a manifest without its tensors, which are read quickly even if there are many tensors."""
+    """The fields of a manifest without its tensors. They are read quickly even if there are many tensors."""
 
     version: int = VERSION
     job: str
@@ -111,7 +111,7 @@ class Summary(_Model):
     """xxh3_64 of the complete file."""
     digest: str
     """Digest of names, offsets and contents of the tensors with at least 16 KiB; empty: there are none. Ranks with
-    equal digests have the same such tensors in their slots."""
+    equal digests have the same tensors of that size in their slots."""
     tensor_bytes: int = Field(ge=0)
     checksum: str = Field(pattern="^[0-9a-f]{16}$")
     """Checksum of the slot's payload, from its header."""
@@ -126,7 +126,7 @@ class Manifest(Summary):
     head: Piece
     """Length and header of the safetensors file."""
     tensors: tuple[Part, ...]
-    """The tensors, in the order of the payload, which is that of the file."""
+    """The tensors, in the order of the payload, which is also the order of the file."""
     padding: Piece
     """The bytes of the payload between the tensors."""
     structure: Piece
@@ -143,7 +143,8 @@ class Manifest(Summary):
         """The header of the slot that the file was written from.
 
         Args:
-            newest_generation: Replaces a higher generation, which is that of another run of the job; None: any is kept.
+            newest_generation: Replaces a higher generation, which another run of the job had; None: nothing is
+                replaced.
         """
         generation = self.generation if newest_generation is None else min(self.generation, newest_generation)
         return SlotHeader(
@@ -154,7 +155,7 @@ class Manifest(Summary):
         """Offset and length, bytes, of each gap between the payload's tensors, and of the gap before the structure.
 
         Raises:
-            CorruptCheckpoint: tensors overlap or lie outside, or the file has another number of such bytes.
+            CorruptCheckpoint: tensors overlap or lie outside, or the file has another number of bytes for the gaps.
         """
         unused = gaps(self.tensors, self.slot_header().payload_bytes - self.structure.nbytes)
         if (size := sum(size for _, size in unused)) != self.padding.nbytes:
@@ -253,7 +254,7 @@ def _text(folder: Path, rank: int) -> bytes:
 
 
 def _opening(body: bytes) -> str:
-    """Begin of a manifest's file, with the checksum of the body that follows; a closing brace ends the file."""
+    """Beginning of a manifest's file, with the checksum of the body that follows; a closing brace ends the file."""
     return f'{{"checksum": "{xxhash.xxh3_64_hexdigest(body)}", "manifest": '
 
 

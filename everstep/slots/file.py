@@ -1,10 +1,10 @@
-"""The checkpoint file of one rank: slots in shared memory that outlive the rank.
+"""Writes the checkpoint file of one rank: slots in shared memory that outlive the rank.
 
 A file in ``/dev/shm`` has N slots, each for the state of the rank after a number of completed steps. A save uses the
-least needed slot. It clears the header of the slot first and writes it last, so that a kill during a save never costs
-an older step. Two slots suffice if training waits for each copy and every step has a collective of all ranks, since
-then no rank is more than one step ahead of another. An overlapped copy needs three slots: after the same collective,
-one rank may have committed a step that another rank has not committed yet.
+least needed slot. It clears the slot's header first and writes the header last, so that a kill during a save never
+costs an older step. Two slots suffice if training waits for each copy and every step has a collective of all ranks,
+since then no rank is more than one step ahead of another. An overlapped copy needs three slots: after the same
+collective, one rank may have committed a step that another rank has not committed yet.
 
 The agent reads the same file while the rank trains (``SlotReader``). It *pins* the steps that it sends, writes to disk
 or keeps. A save overwrites a pinned slot only if no other slot is left, and never waits for a pin. A received backup is
@@ -108,7 +108,7 @@ class SlotFile(SlotMapping):
         """Allocate the slot of the current save and map its pages, so that its writer waits for no page fault.
 
         Args:
-            stop: Number of bytes of the payload, from its begin; None: all.
+            stop: Number of bytes of the payload, from its beginning; None: all.
 
         Raises:
             CheckpointError: the file system has no room. The save cannot be committed, and the old contents of its slot
@@ -125,7 +125,7 @@ class SlotFile(SlotMapping):
         return memoryview(self._mapped())[at : at + tensor_bytes]
 
     def commit(self, completed_steps: int) -> SlotHeader:
-        """End the save: compute the checksum and write the header, its number of completed steps last.
+        """End the save: compute the checksum and write the header. The number of completed steps is written last.
 
         Raises:
             CheckpointError: no save has begun, or the count is negative.
@@ -205,7 +205,7 @@ class SlotFile(SlotMapping):
         """Forget slots of later steps.
 
         A job that resumes from a step computes the later steps again. Slots of the abandoned steps must never be
-        combined with slots of the new ones.
+        combined with slots of the new steps.
         """
         for index, steps in enumerate(self._steps):
             if steps > completed_steps:
@@ -228,9 +228,10 @@ class SlotFile(SlotMapping):
         self._steps[index] = EMPTY
 
     def _least_needed(self) -> int:
-        """The slot for the next save: an empty slot, else the oldest unpinned one, else the one with the least ``Pin``.
+        """The slot for the next save.
 
-        The newest committed step is never overwritten.
+        It is an empty slot, otherwise the oldest slot without a pin, otherwise the slot with the lowest ``Pin``. The
+        newest committed step is never overwritten.
         """
         pins = {step: pin for pin, step in zip(Pin, pins_of(self._mapped()), strict=True) if step != EMPTY}
         newest = max(self._steps)
@@ -271,8 +272,8 @@ class SlotFile(SlotMapping):
 
         Args:
             completed_steps: Completed steps of the state.
-            ends: Offsets in the payload. The next offset is requested only when the payload up to the previous one is
-                hashed, so that bytes can be hashed while another thread copies them and they are in the cache.
+            ends: Offsets in the payload. The next offset is requested only when the payload up to the previous offset
+                is hashed. So the bytes can be hashed while another thread copies them, when they are in the cache.
 
         Raises:
             CorruptCheckpoint: the checksum differs.

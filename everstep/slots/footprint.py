@@ -1,4 +1,4 @@
-"""How much memory checkpoints need on a machine, and whether the machine has enough."""
+"""Computes how much memory checkpoints need on a machine, and whether the machine has enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of a checkpoint file in shared memory: slots, headers, pins and checksums.
+"""Defines the format of a checkpoint file in shared memory: slots, headers, pins and checksums.
 
 Layout, little endian, every header and payload on a page boundary::
 
@@ -38,7 +38,7 @@ EMPTY = -1
 NEVER_USED = "empty"
 """``SlotInfo.reason`` of a slot in which nothing was ever saved; it is not damaged."""
 CUT_SHORT = "a save into it was cut short"
-"""``SlotInfo.reason`` of a slot whose save is not committed: it is running, or its rank ended."""
+"""``SlotInfo.reason`` of a slot whose save is not committed: the save is running, or its rank ended."""
 DAMAGED = "its contents do not match their checksum"
 """``SlotInfo.reason`` of a slot whose payload is damaged."""
 
@@ -55,11 +55,11 @@ Chunks = Callable[[int], Iterable[memoryview]]
 
 
 class Pin(IntEnum):
-    """Why the agent keeps a step. If all slots are pinned, a save overwrites the one with the lowest pin."""
+    """Why the agent keeps a step. If all slots are pinned, a save overwrites the slot with the lowest pin."""
 
     KEEP = 0
-    """The newest step of which all ranks are known to have a backup. If some ranks restore from backups of it, the
-    others need their own slots of it."""
+    """The newest step for which all ranks are known to have a backup. If some ranks restore this step from backups,
+    the other ranks need their own slots of the step."""
     BACKUP = 1
     """The step that is sent to the peer. If it is overwritten, the next step is sent instead."""
     NAMED = 2
@@ -108,8 +108,8 @@ def same_save(header: SlotHeader, saved_ns: int) -> bool:
     """Whether a slot has the save of a certain time.
 
     A rank may save the same step several times: after the job resumed from an earlier step, or in another run. The time
-    identifies a save, since no two saves have the same nanosecond and copies of a slot keep it. The generation does
-    not, because a copy from another run gets a generation of the run that restores it.
+    identifies a save, since no two saves have the same nanosecond and copies of a slot keep the time. The generation
+    does not identify a save, because a copy from another run gets a generation of the run that restores it.
 
     Args:
         header: The header of the slot.
@@ -125,7 +125,7 @@ def pins_of(mapped: mmap.mmap | bytes) -> list[int]:
     """The pinned step of each ``Pin``; -1: none.
 
     Args:
-        mapped: The file, from its begin on.
+        mapped: The file, from its beginning on.
     """
     return list(PINS.unpack_from(mapped, PINS_AT))
 
@@ -136,7 +136,7 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
 
 
 def capacity_for(payload_bytes: int) -> int:
-    """Capacity of each slot of a file that is made for payloads of a size, bytes.
+    """Capacity of each slot, bytes, in a file that is made for payloads of ``payload_bytes``.
 
     It is somewhat larger than the payload, so that a longer structure does not make the file grow again.
     """
@@ -144,7 +144,7 @@ def capacity_for(payload_bytes: int) -> int:
 
 
 def file_bytes(payload_bytes: int, slots: int) -> int:
-    """Size of a file that is made for payloads of a size, bytes."""
+    """Size, bytes, of a file that is made for payloads of ``payload_bytes``."""
     return PAGE + slots * (PAGE + capacity_for(payload_bytes))
 
 

@@ -1,9 +1,9 @@
 """Maps the file of a rank's slots into memory, opens it after a kill, and lets it grow.
 
-A file gets its full length when it is made, but its memory slot by slot. A slot is *allocated* before it is written to,
-so that a full file system is an error then, and not a SIGBUS later. Headers are allocated when the file is made or
-opened. Which bytes are allocated is not recorded in the file: a committed slot is allocated up to the end of its
-payload.
+A file gets its full length when it is made, but its memory is allocated slot by slot. A slot is *allocated* before it
+is written to, so that a full file system causes an error then, and not a SIGBUS later. Headers are allocated when the
+file is made or opened. The file does not record which bytes are allocated: a committed slot is allocated up to the end
+of its payload.
 """
 
 from __future__ import annotations
@@ -96,10 +96,11 @@ class SlotMapping:
     def prepare(self) -> bool:
         """Allocate a piece of a slot and map its pages, so that later saves do not wait for that.
 
-        It is called by a thread of its own between saves; a call takes some ms.
+        A separate thread calls this between saves; a call takes some ms.
 
         Returns:
-            Whether to call it again; False if nothing is left to do, or there is no room: then a save raises the error.
+            Whether to call it again. False if nothing is left to do, or if there is no room; in that case a save raises
+            the error.
         """
         for index in range(len(self._present)):
             if self._present[index] < PAGE + self.capacity:
@@ -244,7 +245,7 @@ class SlotMapping:
 
 @contextlib.contextmanager
 def _room(path: Path, descriptor: int, size: int) -> Iterator[None]:
-    """Turn an error for lack of room into a ``CheckpointError`` with numbers; ``size`` is that of the file, bytes."""
+    """Turn an error for lack of room into a ``CheckpointError`` with numbers; ``size`` is the file's size, bytes."""
     try:
         yield
     except OSError as error:

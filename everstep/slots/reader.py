@@ -56,12 +56,12 @@ class SlotReader:
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
     def header(self, completed_steps: int) -> SlotHeader | None:
-        """The header of a step; None: the file does not, or no longer, have the step."""
+        """The header of a step; None: the file does not have the step, or no longer has it."""
         return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
 
     def read_into(self, header: SlotHeader, offset: int, buffer: memoryview) -> int:
-        """Read payload bytes from ``offset`` on; returns their number. 0: the slot was overwritten, or it is the
-        end."""
+        """Read payload bytes from ``offset`` on; returns their number. 0: the slot was overwritten, or ``offset`` is
+        at the end."""
         at = self._find(header, offset)
         room = min(len(buffer), header.payload_bytes - offset)
         return os.preadv(self._descriptor, [buffer[:room]], at) if at else 0

@@ -1,4 +1,4 @@
-"""The structure, which follows the tensors in a slot: a table of the tensors, and the tree of the state.
+"""Packs and splits the structure that follows the tensors in a slot: a table of the tensors, and the tree of the state.
 
 Layout::
 
@@ -30,7 +30,7 @@ class TensorSpec(NamedTuple):
     dtype: str
     """Name of the type in torch, e.g. ``bfloat16``."""
     shape: tuple[int, ...]
-    """Shape of the saved tensor; for a DTensor, that of its local shard."""
+    """Shape of the saved tensor; for a DTensor, the shape of its local shard."""
     offset: int
     """Bytes from the beginning of the tensors."""
     nbytes: int

@@ -8,7 +8,7 @@ A reader verifies an archive by computing the digest of its files.
 The archive is a tar file in gzip. A reader trusts nothing in it: it refuses paths that leave the folder, devices, and
 sizes beyond the bounds.
 
-Standard library only: agents, workers and commands use it.
+This module needs only the standard library, since agents, workers and commands use it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_FILE_BYTES = 25_000_000
 DIGEST = re.compile(r"[0-9a-f]{64}")
 """The form of a digest. Digests name folders and files, so a received digest is checked before it is used."""
 LEVEL = 1
-"""Level of gzip. The quickest reduces Python code to a quarter; the best is hardly smaller."""
+"""Level of gzip. This level is the quickest, and reduces Python code to a quarter. The best level is hardly better."""
 PIECE = 1 << 20
 _PACKED_S = 315_532_800
-"""Time of all files: 1980, the first time that a zip file can record, since tools may put the files into one."""
+"""Time of all files: 1980. It is the first time that a zip file can record, and tools may put the files into a zip."""
 _FILE_MODES = {"f": 0o444, "x": 0o555}
 
 
@@ -176,7 +176,7 @@ def unpack(source: BinaryIO, folder: Path, digest: str) -> list[CodeFile]:
 
 
 class _Bounded(io.RawIOBase):
-    """The unzipped bytes, limited to those of the largest snapshot: a file's headers take at most 3 KiB."""
+    """The unzipped bytes, limited to the size of the largest archive, in which a file's headers take at most 3 KiB."""
 
     _MOST = MAX_BYTES + MAX_FILES * 4096
 

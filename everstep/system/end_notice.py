@@ -45,7 +45,7 @@ def arm(memory: mmap.mmap, at: int) -> bool:
         at: Offset of the mutex, a multiple of 8; the ``ROOM`` bytes there must be 0.
 
     Returns:
-        False where this system cannot do it: then the end is noticed only once the process is gone.
+        False if this system cannot do it. In that case the end is noticed only once the process is gone.
     """
     word = _word(memory, at)
     address = ctypes.c_void_p(ctypes.addressof(word))
@@ -67,7 +67,7 @@ def arm(memory: mmap.mmap, at: int) -> bool:
 
 
 class EndNotice:
-    """Waits for the end of the thread that locked such a mutex with ``arm``.
+    """Waits for the end of the thread that locked a mutex with ``arm``.
 
     Args:
         descriptor: The open file of the shared memory; the caller may close it afterwards.

@@ -1,4 +1,4 @@
-"""How much memory and shared memory is available on this machine."""
+"""Measures how much memory and shared memory is available on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def free(path: Path) -> int:
 
 
 def memory_available() -> int:
-    """Bytes that this process may still use: the least of what the machine has left and what each of its cgroups has.
+    """Bytes that this process may still use: the least that the machine, or a cgroup of the process, has left.
 
     Shared memory counts against the cgroup of the process that touches it first. Beyond the limit of a cgroup, the
     kernel kills processes.

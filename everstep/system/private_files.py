@@ -80,7 +80,7 @@ def check_tree(folder: Path, spared: Container[str] = (), *, by_programs: bool =
 
 
 def open_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a private file; an ``opener`` for ``open``. A new file has mode 0600, and links are not followed.
+    """Open a private file, as an ``opener`` of ``open``. A new file has mode 0600, and links are not followed.
 
     Raises:
         OSError: ELOOP when it is a link.

@@ -2,8 +2,8 @@
 
 psutil is used only for network interfaces and connections; for processes it has disadvantages. It identifies a process
 by its start in seconds of the wall clock, which is wrong after the clock is set. It takes three times as long to list
-all processes. Its import takes 20 ms: a fork server that imports it would delay a launch by that time. It reads names
-and environments as text. It reads only /proc, while tests of inspections need another folder.
+all processes. Its import takes 20 ms, so a fork server that imports it would delay a launch by that time. It reads
+names and environments as text. It reads only /proc, while tests of inspections need another folder.
 
 Functions about the computer, rather than about one process, have the folder as an argument.
 """
@@ -201,7 +201,7 @@ def own_descriptors() -> set[int]:
 
 
 def own_arguments() -> tuple[int, int]:
-    """Addresses of the begin and the end of this process's command line, which lists of processes show."""
+    """Addresses of the beginning and the end of this process's command line, which lists of processes show."""
     fields = _fields((PROC / "self/stat").read_bytes())
     return int(fields[45]), int(fields[46])
 
@@ -281,7 +281,7 @@ class Mount(NamedTuple):
 
 
 def mounts(proc: Path = PROC) -> dict[str, Mount]:
-    """The mounted file systems by mount point; the last one where several are mounted on one point.
+    """The mounted file systems by mount point; if several are mounted on one point, the last of them.
 
     Raises:
         OSError: the table cannot be read.

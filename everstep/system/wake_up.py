@@ -11,7 +11,7 @@ class WakeUp:
     """Shared by a thread that waits for a file and the threads that may end its wait.
 
     If a thread closed the descriptor while another thread wrote to it, the write could reach a file that had just got
-    the same number. So both hold a lock, and ``ring`` does nothing after ``close``.
+    the same number. So ``ring`` and ``close`` hold a lock, and ``ring`` does nothing after ``close``.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,8 @@ class Checkpoint:
         """Whether a state has gradients → the layout of such states."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
-        """Optimizer → number of parameters in each of its groups when the loop began; None: a change was warned of."""
+        """Optimizer → number of parameters in each of its groups when the loop began; None: a warning told of a
+        change."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -103,7 +104,8 @@ class Checkpoint:
     def save(self, completed_steps: int) -> None:
         """Save the state after a number of completed steps, and return as soon as training may continue.
 
-        With overlap, parameters and optimizer state are copied after that; the next ``optimizer.step`` waits for them.
+        With overlap, parameters and optimizer state are copied after that; the next ``optimizer.step`` waits until they
+        are copied.
 
         Raises:
             CheckpointError: there is no room in shared memory, the state cannot be saved, or the save before it failed.
@@ -238,9 +240,9 @@ class Checkpoint:
     def _placing(self, payload: Payload, restore_copy: RestoreCopy) -> Callable[[TensorSpec], torch.Tensor | None]:
         """A function that gives the tensor into which a tensor of the slot is restored.
 
-        Usual modules copy loaded tensors into their parameters and buffers. These are filled directly, which saves a
-        copy. Other objects, e.g. optimizers, keep the loaded tensors, which therefore must not be views of the slot:
-        the next step would write into the checkpoint.
+        Usual modules copy loaded tensors into their parameters and buffers. So the parameters and buffers are filled
+        directly, which saves a copy. Other objects, e.g. optimizers, keep the loaded tensors. So these must not be
+        views of the slot, since the next step would write into the checkpoint.
         """
         plain = torch.nn.Module
         targets = {

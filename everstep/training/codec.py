@@ -89,8 +89,8 @@ def decode(
         meshes: Device meshes of this process by ``dtensors.mesh_key``, for DTensors.
         make_dtensor: Makes a DTensor from its number and its ``dtensors.Description``; None: DTensors are made from
             their saved local shards.
-        place: Gives the tensor that replaces a saved one. If it gives None, or is None itself, that is a view of
-            ``tensors``, or a copy on the saved tensor's kind of device.
+        place: Gives the tensor that replaces a saved tensor. If it gives None, or is None itself, the saved tensor is
+            replaced by a view of ``tensors``, or by a copy on the saved tensor's kind of device.
 
     Raises:
         CorruptCheckpoint: the structure names something that no state dict contains.

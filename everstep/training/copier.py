@@ -1,4 +1,4 @@
-"""Copies tensors into a slot: batches of tensors, and the copier for the host's memory.
+"""Copies batches of tensors from the host's memory into a slot.
 
 For tensors larger than the cache, memmove is twice as fast as ``copy_``, since it writes past the cache; ctypes
 releases the GIL for it. Small tensors, and tensors that are not contiguous, are copied in a single call of torch, which
@@ -16,7 +16,7 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 LARGE = 1 << 16
-"""Least bytes of a tensor that the copying thread copies by memmove."""
+"""The copying thread copies a tensor by memmove if it has at least this many bytes."""
 PIECE = 32 << 20
 """Tensors of a device are copied in pieces of this many bytes, so that other copies wait for at most one piece."""
 
@@ -29,7 +29,7 @@ class Batch:
     Args:
         tensors: The tensors.
         specs: The entries of the tensors in the table, with their offsets.
-        large: Least bytes of a contiguous tensor in the host's memory that is copied by memmove.
+        large: A contiguous tensor in the host's memory is copied by memmove if it has at least this many bytes.
     """
 
     def __init__(self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec], *, large: int) -> None:
@@ -70,7 +70,7 @@ class Batch:
         self._sources.append(source)
 
     def _move(self, offset: int, address: int, size: int) -> None:
-        """Add a range for memmove. It is merged with the last range if it follows that in slot and memory."""
+        """Add a range for memmove. It is merged with the last range if it follows that range in slot and memory."""
         if self.moves:
             last, start, length = self.moves[-1]
             if (last + length, start + length) == (offset, address):
@@ -101,7 +101,7 @@ class Copier:
                 torch._foreach_copy_(targets, sources)
 
     def pause(self) -> None:
-        """Make the work that this thread queues on the device from now on wait for the copies queued so far."""
+        """Make work that this thread queues on the device later wait for the copies that are queued so far."""
 
     def wait(self) -> None:
         """Return when the copies queued so far are done."""

@@ -24,7 +24,8 @@ class CopyPlan:
         things: The objects of ``Run.checkpoint``.
         encoded: The state.
         overlap: Whether tensors that only optimizers change are copied later.
-        parts: Number of batches for each device, of the tensors that are copied later or, if there are none, of all.
+        parts: For each device, the tensors that are copied later are divided into this many batches. If no tensor is
+            copied later, all tensors are divided in this way.
     """
 
     def __init__(self, things: Iterable[Any], encoded: Encoded, *, overlap: bool, parts: int) -> None:

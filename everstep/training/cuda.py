@@ -1,4 +1,4 @@
-"""The interface of all calls that everstep makes to CUDA.
+"""Defines the interface of all calls that everstep makes to CUDA.
 
 Callers have to respect two rules of CUDA. First, each thread has a current device, which is at first device 0, even if
 its rank uses another one. A call with the wrong current device makes a context on another rank's GPU, which takes about

@@ -8,7 +8,7 @@ restart needs only one slot to restore from and one for its first save.
 The next forward waits for the copies of tensors that it may change, such as buffers. They are few and small. Copying
 them on the device first would need more of its memory, and is often not faster.
 
-This was run on one H200, and not on several GPUs of one machine. ``cuda.py`` has the calls to CUDA.
+This module was run on one H200, and not on several GPUs of one machine. ``cuda.py`` has the calls to CUDA.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from everstep.training.cuda import Cuda
 class PinnedMemory:
     """Registers pieces of a mapping with CUDA, each from its first use until the end of the mapping.
 
-    A thread of its own makes these calls. A failed call leaves an error behind for its thread; in the script's thread,
-    the next kernel launch would raise it.
+    A separate thread makes these calls. A failed call leaves an error behind for its thread. In the script's thread,
+    the next kernel launch would raise that error.
 
     Args:
         cuda: The calls to CUDA.
@@ -43,7 +43,7 @@ class PinnedMemory:
         """Register a piece, unless it is registered. If that fails, copies are slow; a warning reports it once.
 
         Args:
-            address: Begin of the piece. Its memory has to be allocated, since CUDA makes all its pages present.
+            address: Beginning of the piece. Its memory has to be allocated, since CUDA makes all its pages present.
             length: Bytes of the piece. A piece that has grown is registered again.
         """
         before, pinned = self._pieces.get(address, (0, False))
@@ -73,7 +73,7 @@ class PinnedMemory:
             self._apart(lambda: max(self._cuda.unregister(address) for address in addresses))
 
     def _apart(self, call: Callable[[], int]) -> int:
-        """Make calls in a thread of its own, with the right current device; returns their error code."""
+        """Make calls in a separate thread, with the right current device; returns their error code."""
         answers: list[int | BaseException] = []
 
         def make() -> None:

@@ -18,7 +18,7 @@ def plain(name: str, value: Any) -> Any:
 
     A replicated DTensor is replaced by its local tensor. The value of a DTensor that is spread over ranks, e.g. of a
     gradient norm of FSDP2, could only be gathered by a collective, in which this rank would wait for ranks that do not
-    report. Such a norm counts as not known, with a warning once; such a loss is an error.
+    report. Such a norm counts as not known, and causes one warning. Such a loss is an error.
 
     Args:
         name: ``loss`` or ``grad_norm``.

@@ -1,4 +1,4 @@
-"""The ``Run`` of a rank in a drill, which meets the planned faults at certain points of a step."""
+"""Defines the ``Run`` of a rank in a drill, which meets the planned faults at certain points of a step."""
 
 from __future__ import annotations
 

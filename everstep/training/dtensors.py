@@ -72,7 +72,7 @@ def chunk_of(tensor: DTensor) -> dict[str, Any]:
     Returns:
         ``global_shape`` and ``offsets``; ``replica`` only if another rank has the same chunk and saves it; ``group``
         only if the mesh does not have all ranks of the job. Empty if the local shard is not a chunk of the complete
-        tensor, as partial sums and strided shards of several pieces are not.
+        tensor, e.g. for partial sums and for strided shards of several pieces.
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
@@ -124,7 +124,7 @@ def matching(
     for axis, placement in enumerate(placements):
         if not isinstance(placement, _StridedShard):
             continue
-        # The split factor is the number of shards that later dimensions make, as tensor parallelism under FSDP2.
+        # The split factor is the number of shards that later dimensions make, e.g. tensor parallelism under FSDP2.
         later = [other for other in range(axis + 1, len(sizes)) if placements[other] == Shard(placement.dim)]
         if placement.split_factor != prod(sizes[other] for other in later):
             raise CheckpointError(f"{name} is placed as {texts}, and so can be read with the same sizes only")
@@ -158,7 +158,7 @@ def on_mesh(shape: Sequence[int], dtype: torch.dtype, mesh: DeviceMesh, placemen
 
 
 def _in_one_piece(tensor: DTensor, coordinate: Sequence[int]) -> bool:
-    """Whether the local shard is one box of the complete tensor; a strided shard may consist of several."""
+    """Whether the local shard is one box of the complete tensor; a strided shard may consist of several boxes."""
     mesh = tensor.device_mesh
     strided = {placement.dim for placement in tensor.placements if isinstance(placement, _StridedShard)}
     for dim in strided:

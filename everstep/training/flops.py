@@ -1,4 +1,4 @@
-"""The cost of a token and the peak rate of a GPU, from which the model FLOPs utilization (MFU) is computed."""
+"""Gives the cost of a token and the peak rate of a GPU, from which the model FLOPs utilization (MFU) is computed."""
 
 from __future__ import annotations
 

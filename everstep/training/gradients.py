@@ -7,8 +7,8 @@ backward, ``step``). Saving them would be a waste, so they are left out, and the
 tensor that was left out, the script did not drop it. Then the saves without it are given up, and all gradients are
 saved from then on.
 
-A save lists the gradients that it leaves out. A run that restores it has placeholders for them. If its first step uses
-a placeholder, the run ends with an error, since the restored state was incomplete.
+A save lists the gradients that it leaves out. A run that restores such a save has placeholders for these gradients. If
+the first step of the run uses a placeholder, the run ends with an error, since the restored state was incomplete.
 
 A hook after ``optimizer.step`` marks gradients as used, with their version counters. A change after the step, by a
 backward pass or ``zero_grad(set_to_none=False)``, makes a gradient pending.
@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from everstep.errors import CheckpointError
 
 USED = "_everstep_used"
-"""Attribute of a gradient: its version when an optimizer had used it."""
+"""Attribute of a gradient: its version when an optimizer last used it."""
 LEFT_OUT = "_everstep_left"
 """Attribute of a gradient: the first save that left it out; ``PLACEHOLDER``: it replaces a gradient that was left
 out."""
@@ -52,7 +52,7 @@ class Gradients:
         self._things = things
         self._give_up = give_up
         self._keep_all = False
-        """Whether all gradients are saved, since the script used one again that was left out."""
+        """Whether all gradients are saved, since the script used a gradient again that was left out."""
         self._accumulates = False
         """Whether a body has ended with pending gradients."""
         self._left: set[int] = set()
@@ -142,7 +142,7 @@ class Gradients:
             if not hasattr(grad, LEFT_OUT):
                 setattr(grad, LEFT_OUT, completed_steps)
             if grad._is_view() and parameter.requires_grad:
-                # After a drop, a view of a bucket of DDP becomes the same tensor again, so the drop is noticed before.
+                # After a drop, DDP sets the same view of its bucket again, so the drop has to be noticed before that.
                 self._watched.append(parameter.register_hook(self._drop_noticer(parameter)))  # type: ignore[no-untyped-call]
 
     def _drop_noticer(self, parameter: Tensor) -> Callable[[Tensor], None]:

@@ -1,4 +1,4 @@
-"""The function by which a script joins the job of its rank."""
+"""Defines the function by which a script joins the job of its rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def join(
             GPU.
 
     Raises:
-        TopologyError: the sizes do not multiply, or are not those of the job.
+        TopologyError: the sizes do not multiply to the number of ranks, or are not those of the job.
         ConfigError: a number, or an environment variable of torchrun or everstep, makes no sense.
     """
     report_file = os.environ.get(environment.REPORT_FILE)

@@ -1,4 +1,4 @@
-"""Reads the environment of a rank: the variables of everstep, or else those of torchrun."""
+"""Reads the environment of a rank: the variables of everstep or, without them, the variables of torchrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.rank import environment
 
 
 class JoinSizes(NamedTuple):
-    """The sizes that a script passes to ``join``; None: it does not pass one."""
+    """The sizes that a script passes to ``join``; None: the script does not pass this size."""
 
     tp: int | None = None
     pp: int | None = None
@@ -28,7 +28,7 @@ class JoinSizes(NamedTuple):
         """The topology with these sizes.
 
         Raises:
-            TopologyError: the sizes do not multiply.
+            TopologyError: the sizes do not multiply to the number of ranks.
         """
         if self.mesh is None:
             tp, pp = 1 if self.tp is None else self.tp, 1 if self.pp is None else self.pp
@@ -49,7 +49,7 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
         sizes: The sizes from the script.
 
     Raises:
-        TopologyError: the script's sizes do not multiply, or are not those of the job.
+        TopologyError: the script's sizes do not multiply to the number of ranks, or are not those of the job.
         ConfigError: an environment variable of torchrun or everstep makes no sense.
     """
     text = os.environ.get(environment.TOPOLOGY)
@@ -84,10 +84,10 @@ def topology_of_job(sizes: JoinSizes) -> Topology:
 
 
 def origin_of(agreed: int) -> Path | None:
-    """The folder of a checkpoint with other parallel sizes from which this launch starts; None: it does not.
+    """The folder of a checkpoint with other parallel sizes from which this launch starts; None: there is none.
 
     Args:
-        agreed: Completed steps of the state that the ranks restore. If it is a later step than that of the folder, the
+        agreed: Completed steps of the state that the ranks restore. If this step is later than the folder's step, the
             job has already resumed from the folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The layout of a slot: the offsets of a state's tensors, and the table that describes them."""
+"""Computes the layout of a slot: the offsets of a state's tensors, and the table that describes them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def view_of(memory: memoryview, spec: TensorSpec) -> Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of torch with a name. Names of other objects are refused, since torch has functions that write files.
+    """The type of torch that has a name. Names of other objects are refused: torch has functions that write files.
 
     Raises:
         CorruptCheckpoint: there is no such type.

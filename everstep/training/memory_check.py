@@ -65,7 +65,7 @@ def _state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
 
 
 def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
-    """Number of tensors that an optimizer will keep for a parameter, of its size; 0: the optimizer is not known."""
+    """Number of tensors of a parameter's size that an optimizer will keep for it; 0: the optimizer is not known."""
     for kind in type(optimizer).__mro__:
         momentum = bool(group.get("momentum"))
         if kind.__name__ == "SGD":
@@ -78,7 +78,7 @@ def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes of a tensor in a slot; for a DTensor, those of its local shard."""
+    """Bytes of a tensor in a slot; for a DTensor, the bytes of its local shard."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return aligned(local.numel() * local.element_size())
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from everstep.slots.tensor_table import TensorSpec
 
 PROBES = 64
-"""The most tensors that are probed, which takes some microseconds in each save."""
+"""At most this many tensors are probed. The probes take some microseconds in each save."""
 PROBE_BYTES = 64
 """Bytes of each tensor that are probed: one cache line."""
 
@@ -93,7 +93,7 @@ class Witness:
         return ""
 
     def missed(self, address: int) -> str:
-        """Name of a tensor whose copy differs from the tensor when the copy began; empty: no difference was noticed.
+        """Name of a tensor whose copy differs from what the tensor was when the copy began; empty: none was noticed.
 
         Args:
             address: Address of the tensors in the slot.
@@ -122,8 +122,8 @@ def probes(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], later: Sequen
 def _waits(optimizer: torch.optim.Optimizer) -> bool:
     """Whether each step of an optimizer calls torch's hooks, so that it can be made to wait.
 
-    An optimizer that skips torch's constructor does not call them. Neither does the replay of a CUDA graph, which is
-    possible if the optimizer is ``capturable``; it does not change version counters either.
+    An optimizer that skips torch's constructor does not call the hooks. If an optimizer is ``capturable``, its steps
+    may be replayed by a CUDA graph. Such a replay calls no hooks, and does not change version counters.
     """
     graphed = any(group.get("capturable") for group in optimizer.param_groups)
     return bool(getattr(type(optimizer).step, "hooked", False)) and not graphed

@@ -1,13 +1,14 @@
 """Reads a checkpoint on disk that was saved with other parallel sizes.
 
 Every rank reads the tree of containers and numbers, and the plain tensors, from the file of its *source*. The source is
-a rank of the old job: the one with the same tensor- and pipeline-parallel indices, and this rank's data-parallel index
+the rank of the old job with the same tensor- and pipeline-parallel indices, and with this rank's data-parallel index
 modulo the old size. DTensors are made on the mesh with the same dimension names, with the same placements. Torch's
 distributed checkpoint then reads the chunks that this rank needs from the files of all old ranks.
 
-A rank whose coordinate existed in the old job gets the random number generators of its source. So does a new rank, if
-all ranks of the source's data-parallel group had equal generators, since the script may rely on that. Otherwise the
-generators of a new rank are seeded from the source's and the rank's number, so that no two ranks draw equal numbers.
+A rank whose coordinate existed in the old job gets the random number generators of its source. A new rank also gets
+them if all ranks of the source's data-parallel group had equal generators, since the script may rely on equal
+generators. Otherwise the generators of a new rank are seeded from the source's generators and the rank's number, so
+that no two ranks draw equal numbers.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def read_resharded(
 
 
 def _model_axes(topology: Topology) -> list[tuple[str, int]]:
-    """The axes that divide the model, sorted by name: those of more than one rank that are not data parallel."""
+    """The axes that divide the model, sorted by name: axes of more than one rank that are not data parallel."""
     return sorted((axis, size) for axis, size in topology.mesh if size > 1 and axis not in topology.data_axes)
 
 
 def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
-    """Old axis → the new axis that corresponds to it; empty: that is not clear.
+    """Old axis → the new axis that corresponds to it; empty: it is not clear which axes correspond.
 
     Axes of one rank may be added or left out, and a single data-parallel axis may change its name.
     """
@@ -85,9 +86,9 @@ def _same_axes(topology: Topology, old: Topology) -> dict[str, str]:
 
 
 def _counterparts(topology: Topology, old: Topology) -> list[int] | None:
-    """For each rank the old rank with its coordinate, where data-parallel indices are taken modulo the old sizes.
+    """For each rank, the old rank with the same coordinate; data-parallel indices are taken modulo the old sizes.
 
-    None: some rank has no such old rank, or has another position in a laid group. It is decided for all ranks together,
+    None: some rank has no such old rank, or has another position in a laid group. The answer is for all ranks together,
     so that no two ranks share a source by chance.
     """
     same = _same_axes(topology, old)

@@ -1,8 +1,9 @@
 """Copies tensors from a slot into private memory, with two threads.
 
 The first thread copies pieces in order, and hashes each of them directly after its copy, while it is in the cache. The
-second thread makes pages present ahead of the first one. Above all that are the pages of new memory, which the kernel
-has to clear, so they are huge pages. After that it copies pieces from the end backwards, until both threads meet.
+second thread makes pages present ahead of the first one. Most of this work is for pages of new memory, which the kernel
+has to clear, so huge pages are used there. After that the second thread copies pieces from the end backwards, until
+both threads meet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from everstep.training.layout import view_of
 PIECE = 256 << 10
 """Bytes of a piece; two pieces fit into a core's own cache."""
 LEAST_RUN = 64 << 10
-"""Least bytes whose pages are made present ahead; for fewer bytes, page faults are as fast."""
+"""Pages are made present ahead only for at least this many bytes. For fewer bytes, page faults are as fast."""
 
 Verify = Callable[[Iterable[int]], None]
 """Compares the checksum of the slot. It requests offsets from the iterable, hashes up to each of them, and hashes the
@@ -63,7 +64,7 @@ class RestoreCopy:
         """Request the copy of a tensor to an address. It is called before ``start``; ``finish`` completes the copy.
 
         Raises:
-            CorruptCheckpoint: the tensor lies outside the slot, as the unverified table describes it.
+            CorruptCheckpoint: according to the table, which is not verified yet, the tensor lies outside the slot.
         """
         if not 0 <= spec.offset <= spec.offset + spec.nbytes <= len(self._source):
             raise CorruptCheckpoint(
@@ -114,7 +115,7 @@ class RestoreCopy:
 
 
 def _runs(pieces: Iterable[tuple[int, int, int]], memory: int) -> Iterator[tuple[int, int, bool]]:
-    """Runs of adjacent pieces: begin and end in the slot, and whether they go to the same offsets of ``memory``.
+    """Runs of adjacent pieces: beginning and end in the slot, and whether they go to the same offsets of ``memory``.
 
     A run has at least ``LEAST_RUN`` and at most about ``STRIDE`` bytes.
     """

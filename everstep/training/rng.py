@@ -16,7 +16,7 @@ class RandomState:
     """The generators of torch (CPU, and each CUDA device in use), numpy and ``random``, as one state dict.
 
     Args:
-        cuda: CUDA; None: torch's.
+        cuda: The calls to CUDA; None: those of torch.
     """
 
     def __init__(self, cuda: Cuda | None = None) -> None:

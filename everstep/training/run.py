@@ -1,7 +1,7 @@
-"""A rank's handle on its job: its coordinate in the mesh, its loop over steps, its reports.
+"""Defines a rank's handle on its job: its coordinate in the mesh, its loop over steps, its reports.
 
-Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all calls work, but nothing is saved: the same script runs under
-torchrun and plain python.
+Outside everstep (``EVERSTEP_REPORT_FILE`` is not set) all calls work, but nothing is saved. So the same script also
+runs under torchrun and plain python.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Run:
         return self.topology.mesh_shape()
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
-        """The job's device mesh, its axes named as those of the topology; a collective call of all ranks."""
+        """The job's device mesh, with the names of the topology's axes. All ranks have to call this together."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(device_type, self.mesh_shape(), mesh_dim_names=self.topology.axes)
@@ -109,7 +109,7 @@ class Run:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
         At entry the state of the step on which all ranks agreed is restored. After each body, its save begins. The
-        saved state is that *between* steps: a body that was interrupted runs again.
+        saved state is the state *between* steps, so a body that was interrupted runs again.
 
         Every step needs an operation in which all ranks wait for each other, e.g. an all-reduce of the loss, so that no
         rank is more than one step ahead of another.
@@ -122,8 +122,8 @@ class Run:
             state: The state from ``checkpoint``; None: steps are only counted, and nothing is saved or restored.
             start: The first step if no state is restored, for a script that restores its own checkpoints.
             warm_up: Runs one forward and backward pass without an optimizer step. It is called twice before a state is
-                restored, and its gradients are dropped. So torch has set up what it sets up in its first iterations
-                (DDP's buckets), as in the run that is resumed.
+                restored, and its gradients are dropped. After that, torch has made what it makes in its first
+                iterations (DDP's buckets), as in the run that is resumed.
 
         Raises:
             CheckpointError: the agreed state cannot be restored, a state cannot be saved, or there is no room for the
@@ -271,7 +271,7 @@ class Run:
         return first
 
     def _report_flops(self, things: Mapping[str, Stateful]) -> None:
-        """Report the cost of a token: the number from the script, or else that of the models."""
+        """Report the cost of a token: the number from the script, or else the number for the models."""
         if self._reports is None:
             return
         from everstep.training.flops import with_defaults

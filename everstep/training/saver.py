@@ -97,7 +97,7 @@ class Saver:
         self._trusting = overlap
         """Whether tensors are copied while training continues; False after the first unexpected change."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
-        """Plans of states with and without gradients, which alternate in a script that accumulates them."""
+        """Plans of states with and without gradients, which alternate in a script that accumulates gradients."""
         self._save: _Save | None = None
         self._copiers: dict[str, Copier] = {}
         self._pinned: PinnedMemory | None = None
@@ -178,7 +178,7 @@ class Saver:
         self._save = None
 
     def give_up(self, completed_steps: int) -> None:
-        """Discard the states after ``completed_steps`` and more steps, whether they are committed or not."""
+        """Discard the states after ``completed_steps`` steps or more, whether they are committed or not."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -283,7 +283,7 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next order; None: the thread has to end. Until it arrives, unused slots are allocated piece by piece."""
+        """The next order; None: the thread has to end. Until one arrives, unused slots are allocated piece by piece."""
         while True:
             try:
                 return self._orders.get_nowait()

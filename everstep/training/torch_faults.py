@@ -1,5 +1,5 @@
-"""The faults of drills inside torch: wrong numbers as a broken machine computes them, and hangs as real jobs have
-them."""
+"""Acts out the faults of drills inside torch: wrong numbers like those of a broken machine, and hangs like those of
+real jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress of a job after a failure: whether it is steady, and which earlier failures are not solved yet."""
+"""Judges the progress of a job after failures: whether it is steady, and which earlier failures are not solved yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def is_steady(steps: int | None, seconds: float, policy: RecoveryPolicy) -> bool
     """Return whether a job made steady progress: enough steps, and enough time.
 
     Args:
-        steps: Steps past the failure, or past the begin of a version; None: the script shows no steps, and only the
+        steps: Steps past the failure, or past the start of a version; None: the script shows no steps, and only the
             time counts.
         seconds: Seconds that the job ran without a failure.
         policy: The policy with both limits.
@@ -44,10 +44,10 @@ def is_same_fault(failure: Failure, other: Failure) -> bool:
 def still_counting(failures: Sequence[Failure], failure: Failure, policy: RecoveryPolicy) -> list[Failure]:
     """Return the earlier failures that still count together with a new failure: those that are not solved.
 
-    A failure is solved once the job made steady progress past its position. A failure that is blamed on a machine,
-    which is handled, does not interrupt that progress. It is itself solved after enough steps or enough time, since
-    machines fail often in a large job. A failure that returns at the same position was not solved. If a script shows no
-    steps, only the time counts.
+    A failure is solved once the job made steady progress past its position. A failure that is blamed on a handled
+    machine does not interrupt that progress. Such a failure is itself solved after enough steps or after enough time,
+    since machines fail often in a large job. A failure that returns at the same position was not solved. If a script
+    shows no steps, only the time counts.
 
     Args:
         failures: Failures that counted so far, oldest first.
@@ -81,7 +81,10 @@ def seconds_since(earlier: Failure, failure: Failure) -> float:
 def _is_over(
     earlier: Failure, last_unclear: Failure | None, last: Failure, failure: Failure, policy: RecoveryPolicy
 ) -> bool:
-    """Return whether an earlier failure is solved; ``last_unclear`` is None if steps or time alone are enough."""
+    """Return whether an earlier failure is solved.
+
+    If ``last_unclear`` is None, either enough steps or enough time solves it; otherwise both are needed.
+    """
     if last_unclear is None:
         steps, seconds = steps_past(last, failure), seconds_since(last, failure)
         enough_steps = steps is not None and steps >= policy.progress.steady_steps
@@ -95,7 +98,7 @@ def _is_explained(failure: Failure) -> bool:
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
-    """Return whether the current failure is an earlier failure again, whose position the job had not passed since."""
+    """Return whether the current failure repeats an earlier failure, and the job never passed its position between."""
     if position_of(failure) == BEFORE_ANY_STEP:
         return False
     return is_same_fault(earlier, failure) and not any(_went_beyond(between, earlier) for between in later)

@@ -1,4 +1,4 @@
-"""Network alerts: which findings are alerts, and which alerts of a machine count together (ByteRobust, figure 5)."""
+"""Decides which findings are network alerts, and which alerts of a machine count together (ByteRobust, figure 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ may be at fault, but it counts as an alert (ByteRobust, figure 5)."""
 REPEATED_FLAPS = frozenset({"nic-flap-repeated", "ib-port-flap-repeated"})
 """The reason codes of a link on which the monitor counted two outages."""
 LINKS_DOWN = frozenset({"nic-down", "nic-missing", "ib-port-down", "ib-port-missing"})
-"""The reason codes of a link that is down. It is gone for good if it is still down when the ranks are stopped."""
+"""The reason codes of a link that is down. The link is down for good if it is still down when the ranks are stopped."""
 DOWN_FOR_GOOD_S = 10.0
 """A link that is down for a shorter time, seconds, may be a flap."""
 ALERTS_WITHIN_S = 300.0

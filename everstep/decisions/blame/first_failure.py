@@ -1,6 +1,6 @@
-"""The rank that failed first, the finding that explains its end, and the owner of the fault.
+"""Finds the rank that failed first, the finding that explains its end, and the owner of the fault.
 
-When a rank dies, its peers follow within milliseconds, since their connections break. These peers are *victims*: the
+When a rank dies, its peers follow within milliseconds, since their connections break. These peers are *victims*. The
 first failure is the earliest end of a rank that is no victim.
 """
 
@@ -21,7 +21,7 @@ MACHINE_LOST = "machine lost"
 
 
 def is_victim(end: RankExit) -> bool:
-    """Return whether a rank ended because another rank ended, or did not arrive."""
+    """Return whether a rank ended only because another rank ended or did not arrive."""
     return end.classification is not None and end.classification.consequence
 
 
@@ -131,9 +131,9 @@ def explanation(
 ) -> MachineFinding | None:
     """Return the finding that explains an end; None if no finding does.
 
-    That the kernel killed this process for memory explains the end first; then a fault of its machine does. A sure
-    fault of another machine explains the end of a victim, and a failure without an end. If the program itself caused
-    its end, no other finding explains it.
+    The best explanation is that the kernel killed this process for memory. The next best is a fault of its machine. A
+    sure fault of another machine explains the end of a victim. If no rank ended by itself, a sure fault of any machine
+    explains the failure. If the program itself caused its end, no finding but the kernel's kill explains it.
 
     Args:
         findings: The findings of inspections, the worst first.
@@ -173,7 +173,8 @@ def _killed(seen: MachineFinding, end: RankExit, job: str) -> bool:
 
 
 def is_hint(finding: Finding) -> bool:
-    """Return whether a finding only hints at its machine, so that a test has to show whether it is at fault."""
+    """Return whether a finding only hints at its machine, so that a test has to show whether the machine is at
+    fault."""
     return finding.verdict is Health.FAULTY and finding.owner is Owner.MACHINE and not finding.sure
 
 

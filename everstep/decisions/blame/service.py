@@ -1,7 +1,7 @@
-"""Whether a failure is that of a service which all machines share: storage, name resolution, a server elsewhere.
+"""Decides whether a failure was caused by a service that all machines share: storage, name resolution, another server.
 
-No machine and no code is to blame for it, and it ends by itself or by somebody else's repair. A job that failed for it
-is launched again until then.
+No machine and no code is to blame for such a failure. It ends by itself, or when somebody repairs the service. Until
+then the job is launched again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SHARED = SERVICES | {
     FaultClass.NCCL_ERROR,
     FaultClass.NETWORK,
 }
-"""Classes of faults that are a service's if all ranks report them: no machine of its own has them all."""
+"""Classes of faults that a shared service causes if all ranks report the same fault: a single machine does not cause a
+fault on all ranks."""
 
 
 def failed_service(fault: Classification | None, *, everywhere: bool) -> str:

@@ -1,4 +1,4 @@
-"""The findings about machines that do not obey: their agents do not answer, or their killed ranks are not gone."""
+"""Makes findings about machines that do not respond: their agents do not answer, or their killed ranks are not gone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def findings_of_dying(
     Args:
         ranks: Machine → its ranks that are not gone, for people.
         seconds: Machine → the time since they were killed, seconds.
-        policy: The policy with the time that killed ranks have.
+        policy: The policy with the time that killed ranks have to end.
     """
     allowed_s = policy.stop.evict_s
     return [

@@ -1,10 +1,11 @@
-"""The steps that machines back up together, so that after the loss of a machine all ranks still have a common step.
+"""Chooses the steps that machines back up together, so that all ranks have a common step after the loss of a machine.
 
 While every machine keeps up, each backs up every step without coordination: ranks are never more than a step apart, so
 the machines have a common step. Once some machine falls behind, the machines are *aligned*. The watchers name a coming
-step. Each machine reserves a slot for it before its ranks reach it, and sends only that step. It keeps the named step
-before, in its own memory and at its peer, until it is notified that the new step is *complete*, i.e. that every rank
-has backed it up. Only then the next step is named. The fields ``whole`` have the newest complete step.
+step. Each machine reserves a slot for it before its ranks reach it, and sends only that step. A machine keeps the
+previously named step, in its own memory and at its peer, until it is notified that the new step is *complete*, i.e.
+that every rank has backed it up. The next step is named only after that. The fields ``whole`` have the newest complete
+step.
 
 If a job hangs before it reaches the first named step, that step is never complete. Then each machine backs up on its
 own again, since otherwise no step would be backed up. Machines are also aligned while ranks drift apart by more steps
@@ -33,10 +34,10 @@ are short."""
 EASE = 0.9
 """The factor by which the lead shrinks after each complete step, down to ``LEAD_S``."""
 HANG_S, HANG_STEPS = 3.0, 3
-"""For backups a job hangs if its next step takes longer than this many seconds, and longer than this many steps
-took."""
+"""For backups, a job hangs if its next step takes longer than ``HANG_S`` seconds, and longer than ``HANG_STEPS`` recent
+steps."""
 CALM = 3
-"""The number of named steps in a row with which every machine keeps up before each backs up on its own again."""
+"""Each machine backs up on its own again after every machine kept up with this many named steps in a row."""
 GIVEN_UP_S = 15.0
 """A rank whose backups fail for this long, seconds, is not waited for any more; slow backups are no failures."""
 
@@ -76,7 +77,7 @@ class Aligned:
     named: int
     """The step to back up next; ``NO_NAMED_STEP``: each machine backs up on its own."""
     apart: int = 0
-    """By how many steps ranks drift apart, if that is more than their slots hold; 0: it is not."""
+    """By how many steps ranks drift apart, if that is more than their slots hold; 0: their slots have a common step."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The check, before a job starts, that its machines have room for its checkpoints."""
+"""Checks, before a job starts, that its machines have room for its checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Room:
 
 
 def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str, Room]) -> str:
-    """Return why the job cannot start, with sizes; empty: it can, or the size of its state is not set.
+    """Return why the job cannot start, with sizes; empty: it can start, or the size of its state is not set.
 
     Args:
         spec: The job; ``checkpoint.state_mb_per_rank`` is the size of a rank's state.

@@ -1,4 +1,4 @@
-"""The choice of the step from which a job resumes, and of the copies that have to be brought for it."""
+"""Chooses the step from which a job resumes, and the copies that have to be brought to its machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def readers(
 
     Ranks of a data-parallel group have equal tensors. So one rank of the group reads them from storage that all
     machines share, and the other ranks get the tensors from that rank (MegaScale). Tensors with equal digests are
-    equal. A rank without a digest reads for itself; ranks that do so are left out.
+    equal. A rank without a digest reads for itself. The result leaves out ranks that read for themselves.
 
     Args:
         copies: The copies to restore.
@@ -58,7 +58,7 @@ class Restore:
     """The copies that have to be brought to their ranks' machines first, in order of ranks."""
     unverified: tuple[CopyToRestore, ...] = ()
     """Own slots that are already on the right machine, and whose contents were not compared with their checksums yet.
-    They are verified before the launch, since ranks that resume overwrite other copies that could be chosen."""
+    They are verified before the launch, since ranks that resume overwrite other copies that could be chosen instead."""
     largest: int = 0
     """The size of the largest copy of the step, bytes; 0: not known."""
     folder: str = ""
@@ -130,9 +130,9 @@ def choose_restore(
 def nearest(held: Iterable[StateCopy], assignment: Assignment[str]) -> dict[int, dict[int, StateCopy]]:
     """Return step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
 
-    The order of preference is the rank's own memory on its machine, other memory, disk, remote storage; among copies of
-    equal preference the copy on the rank's machine. All copies of a step are of one run: the run that has the step for
-    most ranks, and among equal runs the latest.
+    The order of preference is the rank's own memory on its machine, other memory, disk, remote storage. Among copies of
+    equal preference, the copy on the rank's machine is used. All copies of a step are of one run: the run that has the
+    step for most ranks, and among equal runs the latest.
     """
     by_step: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
     world_size = assignment.topology.world_size
@@ -230,7 +230,7 @@ def _not_restorable(
 
 
 def _of_other_runs(at: int, everything: Sequence[StateCopy], copies: Mapping[int, Mapping[int, StateCopy]]) -> str:
-    """Return the ranks that have a step only of another run of the job's name, as text; empty: there are none."""
+    """Describe the ranks that have a step only from another run of the job's name; empty: there are none."""
     valid = {copy.rank: copy for copy in everything if copy.valid and copy.completed_steps == at}
     others = [copy for rank, copy in sorted(valid.items()) if rank not in copies.get(at, {})]
     if not others:

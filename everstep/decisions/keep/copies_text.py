@@ -1,4 +1,4 @@
-"""Texts that describe the copies of training state from which ranks are restored."""
+"""Writes the texts that describe the copies of training state from which ranks are restored."""
 
 from __future__ import annotations
 

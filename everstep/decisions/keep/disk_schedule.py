@@ -1,4 +1,4 @@
-"""The next step that all machines write to disk, if steps are due by time, and the step on disk that all ranks keep.
+"""Chooses the next step that all machines write to disk if steps are due by time, and the step that all ranks keep.
 
 Every machine must write the same step, and must know of it before its ranks have passed it. So the watchers request a
 step that is some seconds ahead. Several watchers may do so at once. They choose the next multiple of a power of two, so
@@ -151,8 +151,8 @@ class DiskProgress:
 class PersistRule:
     """The rule that requests a step when the newest step on all disks is too old, for one generation of a job.
 
-    Only the watcher's clock counts, from the moment at which the watcher saw a step on all disks. Of a machine's clock
-    only differences between two of its times are used.
+    Only the watcher's clock counts, from the moment at which the watcher saw a step on all disks. From a machine's
+    clock only the difference between two times is used.
     """
 
     policy: CheckpointPolicy
@@ -160,7 +160,7 @@ class PersistRule:
     _complete_step: int | None = None
     """The newest step that all ranks have on disk; None: not known yet."""
     _saved_ns: int | None = None
-    """When that step was saved, or the job began; None: not known yet."""
+    """When the newest step on all disks was saved, or when the job began; None: not known yet."""
     _asked_ns: int | None = None
     """When a step was last requested; None: never."""
     _asked: int = 0

@@ -1,4 +1,4 @@
-"""The detection of ranks that drift so far apart that their slots may have no step in common.
+"""Detects ranks that drift so far apart that their slots may have no step in common.
 
 Ranks with collectives in every step are at most one step apart. If ranks synchronize only every 25 steps, fast ranks
 are up to 25 steps ahead of slow ranks. Own slots hold only the last few steps, so there may be no common step although
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 LATE_S = 0.5
 """The longest time from a machine's observation to its arrival at the watcher, seconds."""
 SEEN_AGAIN_S = 1.0
-"""Ranks drift if they are seen apart twice, at least this many seconds later. Once may be a pause of one machine."""
+"""Ranks drift if they are seen apart twice, with at least this many seconds in between. If they are seen apart only
+once, one machine may have paused."""
 RECALL_S = 60.0
-"""Ranks stop drifting when they were not seen apart for this many seconds."""
+"""Ranks no longer count as drifting when they were not seen apart for this many seconds."""
 UNSAFE_SLOTS = 2
 """The number of a rank's slots whose step may soon be overwritten: the slot that is written, and the newest slot."""
 

@@ -1,4 +1,4 @@
-"""The steps that a machine keeps on its disk.
+"""Decides which steps a machine keeps on its disk.
 
 ``everstep/decisions/keep/disk_schedule.py`` describes how all machines agree on a step to keep.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from everstep.decisions.keep.next_copy import roundness
 
 OPEN_STEPS = 2
-"""The number of steps that are kept since all ranks may get them, besides the newest ``disk_keep`` steps."""
+"""The number of steps that are kept besides the newest ``disk_keep`` steps, because all ranks may still get them."""
 
 
 @dataclass(frozen=True, slots=True)

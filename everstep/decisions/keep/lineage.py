@@ -1,10 +1,10 @@
-"""The copies that belong to the line of steps which led to the job's current state.
+"""Selects the copies that belong to the line of steps which led to the job's current state.
 
 If a generation begins at step 20, copies of later steps that earlier generations saved do not belong to the line any
-more. If it begins from nothing, no earlier copy does. Agents delete such copies when they launch a generation. But a
-machine may have been away then, remote storage is not cleaned, and a job's name may be used for another job. So every
-copy is compared with the line before it is used: with the run's id (``everstep/model/run_id.py``), and within the run
-with its generations.
+more. If a generation begins from nothing, no earlier copy belongs to the line. Agents delete copies outside of the line
+when they launch a generation. But a machine may have been away then, remote storage is not cleaned, and a job's name
+may be used for another job. So every copy is compared with the line before it is used. The run's id
+(``everstep/model/run_id.py``) is compared first, then the generations within the run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
     A copy of an earlier run belongs to it if this run was started from that run, the copy is a file, and no generation
     began before its step. A copy of the own run, or without a run's id, belongs to it if every later generation began
     at its step or later. A copy of a generation that was never launched is of another run of the name, and belongs to
-    the line only at the step from which this run was started. A copy without a generation always does.
+    the line only at the step from which this run was started. A copy without a generation always belongs to the line.
     """
     if runs.own and copy.run not in {"", runs.own}:
         led_here = all(copy.completed_steps <= step for _, step in lineage)

@@ -1,9 +1,9 @@
-"""The next step that a machine writes to disk, or sends to a peer.
+"""Chooses the next step that a machine writes to disk, or sends to a peer.
 
-All machines of a job have to copy the same steps, since otherwise no step is complete, and they do not communicate
-about that. So a step is due only by its number (``disk_every_steps`` or ``backup_every_steps``), or if the watchers
-requested it from all machines (``Persist``). A machine that is too slow copies every 2nd, 4th, … due step, so its steps
-are also steps of every faster machine.
+All machines of a job have to copy the same steps, since otherwise no step is complete. But the machines do not talk to
+each other about steps. So a step is due only by its number (``disk_every_steps`` or ``backup_every_steps``), or if the
+watchers requested it from all machines (``Persist``). A machine that is too slow copies every 2nd, 4th, … due step, so
+its steps are also steps of every faster machine.
 
 If a machine can choose among several steps to send, it sends the *roundest* step, i.e. the step with the most trailing
 zero bits. So machines that lag by different amounts choose the same step. If the job hangs, the distance between due
@@ -24,7 +24,7 @@ class NextDiskStep:
     """The next step to write to disk, with the reason."""
 
     step: int | None
-    """The step to write now for all ranks of this machine; None: none."""
+    """The step to write now for all ranks of this machine; None: no step."""
     reason: str
     gone: Mapping[int, str]
     """Requested steps that cannot be written any more → the reason."""
@@ -39,7 +39,8 @@ def next_disk_step(held: Held, *, every: int, stride: int, asked: Collection[int
     """Return the step that this machine writes next.
 
     A step can be written if every rank either has it or has not reached it yet. Requested steps are written first, the
-    oldest of them first, since slots are overwritten in that order; then the newest step that is due by its number.
+    oldest of them first, since slots are overwritten in that order. After them, the newest step that is due by its
+    number is written.
 
     Args:
         held: The steps in the own slots of this machine's ranks.
@@ -85,7 +86,7 @@ def stride_after(every: int, lasted: int) -> int:
 def next_step_to_send(
     held: Mapping[int, Collection[int]], sent: Mapping[int, int], *, every: int, stride: int = 1, resumed: int = -1
 ) -> int | None:
-    """Return the step to send to a peer, for all ranks that have it and have not sent it; None: none.
+    """Return the step to send to a peer, for all ranks that have it and have not sent it; None: no step.
 
     A step can be sent if every rank either has it, has sent it, or has not reached it yet.
 

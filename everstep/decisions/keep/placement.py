@@ -1,10 +1,10 @@
-"""The placement of backups: each rank's backup is on a machine that shares none of the rank's parallel groups.
+"""Places backups: each rank's backup is on a machine that shares none of the rank's parallel groups.
 
 ByteRobust may evict a complete parallel group, and survives that since each rank's backup is outside all of its groups
 (section 7, figure 9). Here the loss of a group means the loss of *all machines that run any rank of it*. So owner and
 peer are compared by machine: two machines conflict if some group has ranks on both. All ranks of a machine have their
-peers on the same machine. That excludes no solution: if ranks can be placed without a conflict and with an equal load,
-machines can.
+peers on the same machine. That excludes no solution: if the backups of single ranks can be placed without a conflict
+and with an equal load, the backups of whole machines can be placed so too.
 
 The search tries steps along two or more axes of the machines' mesh first, then exchanges and shifts of machines, and
 last a bipartite matching, which always finds a placement if one exists.
@@ -32,7 +32,7 @@ Hit = Mapping[str, Mapping[tuple[int, ...], int]]
 Move = Callable[[int], int]
 """Machine → the machine with its backups."""
 FEW = 6
-"""With at most this many machines, every permutation is tried if none without a conflict exists."""
+"""With at most this many machines, every permutation is tried if no placement without a conflict exists."""
 MOST_TOLERATED = 4
 """Combinations of up to this many kinds of groups are tried as kinds that may conflict; then all kinds at once."""
 
@@ -142,7 +142,10 @@ def _subsets(spans: Spans) -> Iterator[frozenset[str]]:
 
 
 def _costed(spans: Spans, target: list[int]) -> tuple[tuple[int, int, int], list[int]]:
-    """Return the cost of a placement, with the placement: parallel groups, domains and machines with a conflict."""
+    """Return the cost of a placement, and the placement.
+
+    The cost is the number of parallel groups, of failure domains, and of machines with a conflict.
+    """
     counts = {kind: sum(_hit(groups, target).values()) for kind, groups in spans.items()}
     domains = counts.pop(DOMAIN, 0)
     owners = sum(target[machine] in group for group in spans.get(DOMAIN, ()) for machine in group)
@@ -188,8 +191,11 @@ def _steps_in_mesh(topology: Topology) -> Iterator[Move]:
 
 
 def _step(sizes: Sequence[tuple[str, int]], moved: Sequence[str]) -> Move:
-    """Return the step along some axes: neighbours exchange along even axes; along odd axes machines move by one, up or
-    down by their position on the first even axis."""
+    """Return the step along some axes.
+
+    Along axes of even size, neighbours exchange places. Along axes of odd size, machines move by one place. Their
+    position on the first even axis decides whether they move up or down.
+    """
 
     def move(machine: int) -> int:
         position, rest = {}, machine
@@ -245,7 +251,7 @@ def _augment(
     Args:
         root: The machine to match.
         allowed: Machine → the machines that it may be matched to, as bits.
-        search: The machines that the search may visit, and those of them that are not matched, as bits.
+        search: The machines that the search may visit, and the machines among them that are not matched, as bits.
         target: Machine → its match; changed in place.
         owner: Matched machine → the machine that it is matched to; changed in place.
 
@@ -274,7 +280,10 @@ def _augment(
 
 
 def _give_way(to: int | None, reached_from: Mapping[int, int], target: list[int | None], owner: dict[int, int]) -> None:
-    """Apply the path to a free machine: each machine on it gets the next match, and gives its own to the one before."""
+    """Apply the path that ends at a free machine.
+
+    Each machine on the path gets the next match, and gives its own match to the machine before it.
+    """
     while to is not None:
         at = reached_from[to]
         before, target[at], owner[to] = target[at], to, at

@@ -1,4 +1,4 @@
-"""The evidence after a search for copies that the answers to a stop do not list.
+"""Adds the result of a search for further copies to the evidence of a stop.
 
 Agents answer a stop at once, with the copies in memory and on the disks that they know of. They do not list remote
 storage then, since it is slow, and the agent of an emptied machine does not know the folder on its disk.

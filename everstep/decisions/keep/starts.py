@@ -1,4 +1,4 @@
-"""The copies from which a job may start: the folder of a disk checkpoint, or copies of earlier runs of its name."""
+"""Chooses the copies from which a job starts: the folder of a disk checkpoint, or copies of earlier runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Folder:
 
 
 def folder_of(path: str) -> Folder | None:
-    """Return the parts of a checkpoint's path; None: the path is not that of a checkpoint."""
+    """Return the parts of a checkpoint's path; None: it is not the path of a checkpoint."""
     pure = PurePosixPath(path)
     match = STEP.fullmatch(pure.name)
     if not pure.is_absolute() or len(pure.parts) < 3 or match is None:
@@ -44,7 +44,7 @@ def folder_of(path: str) -> Folder | None:
 def judge_folder(
     path: str, seen: Mapping[str, Mapping[int, str]], saved_by: Mapping[int, tuple[str, str]] | None = None
 ) -> str:
-    """Return why a job cannot start from the folder; empty: it can.
+    """Return why a job cannot start from the folder; empty: it can start from it.
 
     Args:
         path: The folder.

@@ -1,4 +1,4 @@
-"""The book of the machine pool: the state and the job of every machine. Its functions change the state in place.
+"""Keeps the book of the machine pool: the state and the job of every machine. Its functions change the state in place.
 
 A machine has one state at a time, so two jobs never have the same machine. A job never gets an evicted machine before
 the machine passed its tests, or an operator released it.
@@ -31,9 +31,9 @@ from everstep.model.pool import (
 def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str, str]:
     """Return evicted machine → its replacement; fewer entries if there are too few machines.
 
-    The order of preference is machines that the job has and does not use, standbys, free machines. Among these a
-    machine outside the failure domain of the evicted machine comes first, and then one in a domain where the job has
-    few machines.
+    Machines that the job has and does not use come first, then standbys, then free machines. Among equal machines, a
+    machine outside the failure domain of the evicted machine comes first, and then a machine in a domain where the job
+    has few machines.
 
     Args:
         machines: All machines of the pool.
@@ -84,8 +84,8 @@ UNUSED = IDLE | {PoolPlace.PROVISIONING}
 def put(state: PoolState, name: str, place: PoolPlace, *, now_ns: int, by: str, why: str = "", **more: object) -> None:
     """Set the state of a machine, with the time and the reason.
 
-    The machine keeps its address, its fault and its evictions. All other fields are those of a new machine, or are in
-    ``more``.
+    The machine keeps its address, its fault and its evictions. All other fields are in ``more``, or have the values of
+    a new machine.
     """
     before = state.machines[name]
     state.machines[name] = PoolMachine(
@@ -143,7 +143,7 @@ def lease(state: PoolState, request: LeaseRequest, *, now_ns: int) -> Leased:
 def taken_out(state: PoolState, request: LeaseRequest) -> dict[str, str]:
     """Return the requested machines that an operator evicts from an earlier run → the reason.
 
-    The pool does not know yet that this run has ended.
+    The pool does not know yet that the earlier run has ended.
     """
     wanted = [state.machines[machine.name] for machine in request.machines if machine.name in state.machines]
     return {
@@ -199,7 +199,7 @@ def _answered(state: PoolState, request: ReplaceRequest, chosen: dict[str, str],
 
 
 def _can_go_back(state: PoolState, request: ReplaceRequest) -> bool:
-    """Return whether each unfit replacement can leave again, and the evicted machine before it return.
+    """Return whether each unfit replacement can leave again, and whether the machine that it replaced can return.
 
     The evicted machine must have left this job, and no job may have had it since.
     """

@@ -1,7 +1,7 @@
-"""The number of standbys that past failures would have needed on each day.
+"""Computes the number of standbys that past failures would have needed on each day.
 
-Days are counted from the begin of the record, and only complete days count. In a record that is made from evictions a
-machine counts as repaired once a job has it again, which is later than its repair.
+Days are counted from the beginning of the record, and only complete days count. In a record that is made from evictions
+a machine counts as repaired once a job has it again, which is later than its repair.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def record_from(
         evicted: Machines that left a job, and when.
         seen: Machines that were in a job, and when.
         machines: The number of machines that could fail.
-        start_ns: The begin of the record.
+        start_ns: The beginning of the record.
         until_ns: The end of the record.
     """
     in_a_job: dict[str, list[int]] = defaultdict(list)
@@ -67,13 +67,13 @@ class Refill(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineFailure:
-    """A failure of a machine, because of which its job lost it."""
+    """A failure of a machine because of which a job lost the machine."""
 
     machine: str
     failed_day: float
-    """When the machine failed, days after the begin of the record."""
+    """When the machine failed, days after the beginning of the record."""
     back_day: float | None = None
-    """When the machine could be used again, days after the begin of the record; None: not yet."""
+    """When the machine could be used again, days after the beginning of the record; None: not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class FailureRecord:
     failures: tuple[MachineFailure, ...] = ()
 
     def before(self, day: float) -> FailureRecord:
-        """Return the part of the record that was known at the begin of a day."""
+        """Return the part of the record that was known at the beginning of a day."""
         known = (
             failure if failure.back_day is None or failure.back_day < day else replace(failure, back_day=None)
             for failure in self.failures
@@ -111,7 +111,7 @@ def daily_demand(record: FailureRecord, refill: Refill) -> list[int]:
 
 
 def _absences(record: FailureRecord) -> Iterator[tuple[float, float]]:
-    """Return the begin and end of each absence of a machine; absences of one machine do not overlap."""
+    """Return the beginning and end of each absence of a machine; absences of one machine do not overlap."""
     of_machine: dict[str, list[MachineFailure]] = defaultdict(list)
     for failure in sorted(record.failures, key=lambda failure: failure.failed_day):
         of_machine[failure.machine].append(failure)

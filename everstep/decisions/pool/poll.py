@@ -1,4 +1,4 @@
-"""The polls of the machine pool: their questions, and the changes to the pool after the answers.
+"""Decides what the polls of the machine pool ask, and how the answers change the pool.
 
 A question without an answer changes nothing.
 """
@@ -58,7 +58,7 @@ def is_awaited(state: PoolState, *, now_ns: int) -> bool:
 GRACE_S = 60.0
 """A machine that its job does not name stays with the job at least this long, seconds."""
 ABSENT_POLLS = 2
-"""The number of polls in a row in which a job must not name a machine before the machine is freed."""
+"""A machine is freed after its job did not name it in this many polls in a row."""
 QUARANTINE_S = 600.0
 """An evicted machine is tested at least this long, seconds."""
 PASSES = 3
@@ -130,7 +130,8 @@ def apply(
     Args:
         state: The state of the pool, changed in place.
         answers: The answers of the poll.
-        began_ns: When the poll began, by the same clock as ``now_ns``: later changes are newer than its answers.
+        began_ns: When the poll began, by the same clock as ``now_ns``. Later changes of the pool are newer than the
+            answers.
         now_ns: The current time.
         quarantine_s: How long an evicted machine is tested at least, seconds.
     """
@@ -138,7 +139,7 @@ def apply(
     for name in changed_in_list(state, answers):
         machine = state.machines[name]
         state.machines[name] = machine.model_copy(update={"unlisted_ns": 0 if machine.unlisted_ns else began_ns})
-    if not state.known:  # the first polls ask all machines, so the answers about health are of new machines too
+    if not state.known:  # the first polls ask all machines, so their answers about health include new machines
         _apply_list(state, answers, began_ns)
     _apply_health(state, answers, began_ns)
     if state.known:  # a machine that is new in the list was not asked by this poll
@@ -157,7 +158,7 @@ def apply(
 
 
 def _apply_list(state: PoolState, answers: PollAnswers, began_ns: int) -> None:
-    """Add and remove machines by the list of the cluster, and choose the standbys, as of the begin of the poll."""
+    """Add and remove machines by the list of the cluster, and choose the standbys, as of the beginning of the poll."""
     if answers.machines is None:
         return
     state.standbys, state.listed, state.at_most = answers.standbys, len(answers.machines), answers.at_most
@@ -229,8 +230,8 @@ def _add_used(state: PoolState, job: RunningJob, began_ns: int, *, now_ns: int) 
 def _count_absence(state: PoolState, name: str, *, now_ns: int) -> None:
     """Count that a job does not name a machine, and free the machine after several polls.
 
-    The job has no open incident: an incident may have a machine for a long time before its job does, while it waits for
-    ranks that end slowly.
+    Call this only if the job has no open incident. An incident may have a machine for a long time before the job names
+    it, e.g. while the incident waits for ranks that end slowly.
     """
     machine = state.machines[name]
     if now_ns - machine.since_ns < GRACE_S * 1e9:
@@ -244,7 +245,7 @@ def _count_absence(state: PoolState, name: str, *, now_ns: int) -> None:
 def _may_return(machine: PoolMachine, now_ns: int, quarantine_s: float) -> bool:
     """Return whether a machine leaves quarantine without an operator.
 
-    A machine that was evicted twice does not, nor a machine whose fault no inspection can detect.
+    A machine stays in quarantine if it was evicted twice, or if no inspection can detect its fault.
     """
     if machine.place is not PoolPlace.QUARANTINED or machine.uncleaned or machine.fault or machine.passed < PASSES:
         return False

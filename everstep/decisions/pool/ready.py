@@ -1,4 +1,4 @@
-"""The code versions that idle machines get in advance, and the comparison of libraries between machines.
+"""Chooses the code versions that idle machines get in advance, and compares the libraries of machines.
 
 ByteRobust keeps code and libraries ready on its standbys (section 6.2). It does not state for which jobs.
 """
@@ -11,7 +11,7 @@ from everstep.model.pool import PollAnswers, PoolPlace, PoolState, ReadyRequest,
 
 
 def differing(here: Mapping[str, str], elsewhere: Iterable[Mapping[str, str]]) -> str:
-    """Return the libraries of which a machine has another version than all other machines, as text; empty: none.
+    """Describe the libraries whose version on one machine differs from that on all other machines; empty: none.
 
     Args:
         here: Library of the machine → version.
@@ -31,11 +31,13 @@ KEPT = 8
 MACHINES = 16
 """The number of machines that get a version at a time; the others get it after the next poll."""
 WHY_CHARACTERS = 200
-"""The number of characters after which the reason why a version cannot run on a machine is cut."""
+"""The reason why a version cannot run on a machine is cut after this many characters."""
 
 
 def wanted(state: PoolState, answers: PollAnswers) -> list[ReadyRequest]:
-    """Return the versions to bring: those of jobs that run undisturbed, to fit machines that no job has.
+    """Return which versions to bring to which machines.
+
+    The versions are those of jobs that run undisturbed. The machines are fit, and no job has them.
 
     Each machine serves all jobs; if there are more versions than a machine keeps, jobs that are first by name win.
 

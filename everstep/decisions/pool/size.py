@@ -1,4 +1,4 @@
-"""The number of standbys that a cluster should have, with the reason.
+"""Computes the number of standbys that a cluster should have, with the reason.
 
 The size is the larger result of two rules. The paper's rule is a quantile of the binomial distribution, by the number
 of machines and the failure rate (ByteRobust, table 5). It assumes that failures are independent, and that repairs end
@@ -17,8 +17,8 @@ from everstep.decisions.pool.demand import FailureRecord, Refill, daily_demand
 PAPER_RATE = 0.0012
 """The failures of one machine in a day, derived from the pool sizes in table 5 of ByteRobust."""
 PAPER_MACHINE_DAYS = 1 / PAPER_RATE
-"""The paper's rate counts as one failure in this many machine-days of a record. So a short record changes the rate
-little, and a long record replaces it."""
+"""The paper's rate is added to a record as one failure in this many machine-days. So a short record changes the paper's
+rate little, and a long record replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

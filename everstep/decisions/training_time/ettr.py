@@ -1,13 +1,13 @@
-"""The effective training time ratio (ETTR) of a job: productive time over wall time.
+"""Computes the effective training time ratio (ETTR) of a job: productive time over wall time.
 
 ByteRobust (section 4.2) reports it for the complete job and for a sliding window of one hour. MegaScale calls it the
 effective training time rate.
 
 The time of a job that has stepped is productive until the last step before an incident. If no rank steps and no
-incident is open yet, it is productive until the last step that agents reported. A pause that ends with a step is
-productive too, e.g. an evaluation. The function ``unproductive`` returns the times that are not productive; the ledger
-has others, such as lost steps. If intervals overlap, each moment counts once, for the gravest kind. A kind of a later
-release counts as a recovery.
+incident is open yet, the time is productive until the last step that agents reported. A pause that ends with a step is
+productive too, e.g. an evaluation. The function ``unproductive`` returns the times that are not productive. The ledger
+has further unproductive times, such as lost steps. If intervals overlap, each moment counts once, for the gravest kind.
+A kind that only a later release knows counts as a recovery.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def time_by_kind(
     """Split a period into the time of each kind, nanoseconds; the sum is the length of the period.
 
     Args:
-        spans: Begin, end (None: it has not ended) and kind, in any order; they may reach beyond the period.
-        kinds: The kinds from the least grave to the gravest; the first kind is that of time without a span.
-        begin_ns: The begin of the period.
-        end_ns: The end of the period, not before its begin.
+        spans: The beginning, the end (None: it has not ended) and the kind of each span, in any order. A span may reach
+            beyond the period.
+        kinds: The kinds from the least grave to the gravest. The first kind is the kind of time without a span.
+        begin_ns: The beginning of the period.
+        end_ns: The end of the period, not before its beginning.
     """
     spent = dict.fromkeys(kinds, 0)
     changes: list[tuple[int, int, K]] = []
@@ -122,7 +123,8 @@ def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[
     generations = list(launches)
 
     def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
-        """Return the first step of a generation launched since, or the first of ``ends_ns`` if that is earlier."""
+        """Return the first step of a generation that was launched since then, or the first of ``ends_ns`` if that is
+        earlier."""
         steps_ns = [launch.stepped_ns for launch in generations if launch.launched_ns >= begin_ns]
         return min((time_ns for time_ns in (*steps_ns, *ends_ns) if time_ns and time_ns >= begin_ns), default=None)
 

@@ -1,7 +1,7 @@
-"""The lost time of a job by cause: detection, decisions, evictions, restarts, lost steps, and others.
+"""Splits the lost time of a job by cause: detection, decisions, evictions, restarts, lost steps, and others.
 
-ByteRobust (section 4.2) counts the time as unproductive in which a fault is detected, the next action is decided,
-machines are replaced, the job is restarted, and lost steps are computed again. The sum of the causes is exactly the
+ByteRobust (section 4.2) counts as unproductive the time in which a fault is detected, the next action is decided,
+machines are replaced, the job is restarted, or lost steps are computed again. The sum of the causes is exactly the
 time that ``everstep.decisions.training_time.ettr`` counts as not productive. If causes overlap, each moment counts
 once, for the gravest cause.
 """
@@ -47,7 +47,7 @@ class IncidentTimes:
     stages: tuple[tuple[str, float], ...] = ()
     """The stages in its report, with their seconds; empty: it is open, or has no report."""
     parked: tuple[tuple[int, int], ...] = ()
-    """The begin and end of each time that the job was parked, in order."""
+    """The beginning and end of each time that the job was parked, in order."""
     noted: tuple[tuple[str, int], ...] = ()
     """The stages of its notes in the ledger, with the time of each note, in order. A note is made at a stage's end."""
     parked_now: bool | None = None
@@ -66,7 +66,7 @@ def time_lost(
     Args:
         intervals: The times that are not productive, as for the ETTR.
         incidents: Cause in the intervals of an incident → the times of the incident.
-        begin_ns: The begin of the period.
+        begin_ns: The beginning of the period.
         end_ns: The end of the period: the current time, or the end of the job.
     """
     spans = [span for interval in intervals for span in _spans(interval, incidents)]
@@ -117,8 +117,11 @@ def incident_spans(begin_ns: int, end_ns: int | None, times: IncidentTimes) -> l
 
 
 def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Span]:
-    """Return the spans of the stages in a report. The begin and end are known only of stages in which the job was
-    parked; of others only the duration is known."""
+    """Return the spans of the stages in a report.
+
+    The beginning and end are known only for stages in which the job was parked. For other stages only the duration is
+    known.
+    """
     parked = iter(times.parked)
     at_ns = opened_ns
     before: list[tuple[str, float]] = []
@@ -136,8 +139,8 @@ def _of_stages(opened_ns: int, end_ns: int, times: IncidentTimes) -> Iterator[Sp
 def _in_sequence(stages: Sequence[tuple[str, float]], begin_ns: int, end_ns: int, rest: Cause | None) -> Iterator[Span]:
     """Return the spans of stages one after the other, between two times.
 
-    Time that the stages do not fill was waited before the last reattempt. Without a reattempt it is at the end, with
-    the cause ``rest``; None: with no cause.
+    If the stages do not fill the time, the rest was a wait before the last reattempt, and is added to that stage.
+    Without a reattempt the rest is at the end, with the cause ``rest``; if ``rest`` is None, it has no cause.
     """
     left_ns = end_ns - begin_ns - sum(round(seconds * 1e9) for _, seconds in stages)
     last_try = max((index for index, (name, _) in enumerate(stages) if name == Stage.REATTEMPT), default=None)

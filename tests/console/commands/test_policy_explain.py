@@ -109,8 +109,8 @@ def test_every_answer_with_its_result(url: str, capsys: pytest.CaptureFixture[st
         "no breaker 3 machines of 4 would be evicted -> an operator had to approve",
         "",
         "the other rules",
-        "no answer operator, gone-machine, failed-test, bad-link, failed-replay, repeated-errors, hang-culprit, hang-group, "
-        "slow-machine, application-caused, unsure-fault, other-owner",
+        "no answer operator, gone-machine, failed-test, bad-link, failed-replay, repeated-errors, hang-culprit, "
+        "hang-group, slow-machine, application-caused, unsure-fault, other-owner",
         "off repeated-network-alert",
         "",
         "what followed",

@@ -1,4 +1,4 @@
-"""A description of the eviction rules for people, and of their answers in one incident.
+"""Describes the eviction rules for people, and explains the answers of the rules in one incident.
 
 ``everstep policy`` shows the rules under a job's policy. ``everstep policy explain`` shows the answers.
 """
@@ -61,7 +61,8 @@ class DescribedBreaker(Model):
     source: str = ""
     numbers: list[RuleNumber] = Field(default_factory=list)
     without_operator: int | None = None
-    """Machines of the job that may leave within the window without an operator; None: the job's size is not known."""
+    """How many machines of the job may leave within the window without an operator's approval; None: the job's size
+    is not known."""
 
 
 class DescribedPolicy(Model):

@@ -1,4 +1,4 @@
-"""The plan of evictions: which machines of a job leave, by all findings about them."""
+"""Plans evictions: all findings about the machines of a job decide which machines leave it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ class EvictFacts:
 
 @dataclass(frozen=True, slots=True)
 class EvictPlan:
-    """The combined answer of all rules. Each machine is in at most one of the lists; each list has the machines in
-    the order of the job."""
+    """The combined answer of all rules.
+
+    Each machine is in at most one of the lists ``evict``, ``ask`` and ``shadow``. Each list is in the order of the
+    job's machines.
+    """
 
     evict: list[Eviction] = field(default_factory=list)
     ask: list[Eviction] = field(default_factory=list)
@@ -47,11 +50,11 @@ class EvictPlan:
     shadow: list[Eviction] = field(default_factory=list)
     """Evictions by rules in shadow mode, which are only noted."""
     asked: list[EvictAnswer] = field(default_factory=list)
-    """Every answer, "no" included."""
+    """All answers, including every "no"."""
 
     @property
     def tripped(self) -> str:
-        """Why the breaker asks an operator; empty: it does not."""
+        """Why the breaker asks an operator; empty: it does not ask."""
         return next((answer.why for answer in self.asked if answer.rule == BREAKER), "")
 
     def without(self, machines: Collection[str]) -> EvictPlan:
@@ -94,8 +97,8 @@ def allowed(machines: int, policy: RecoveryPolicy) -> int:
 def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:
     """Return why an operator has to approve the evictions because there are too many; None: no approval is needed.
 
-    The breaker holds back all of the machines or none: a job that needs several evictions cannot resume after some of
-    them, and many faults at once may have a cause outside the machines.
+    The breaker holds back all of the machines or none of them. A job that needs several evictions cannot resume after
+    only some of them, and many faults at once may have a cause outside the machines.
     """
     began_ns = facts.now_ns - policy.evict.window_h * 3600e9
     before = sum(time_ns > began_ns for time_ns in facts.evicted_ns)

@@ -1,11 +1,11 @@
-"""The table of eviction rules: which findings evict their machine, and why other findings do not.
+"""The table of eviction rules says which findings evict their machine, and why other findings do not.
 
 Every suspicion of a machine is a ``Finding``. Its source is an inspection, a test, a replay, samples of a hang or of a
 slow job, silence, or an operator (``FindingSource``). The first row that fits a finding answers it. The first four rows
-are an operator's request and the evictions that ByteRobust makes without a test (figure 5). Then follow tests and
-replays of the stopped machines, errors that come again, hangs and slow machines. The last four rows evict no machine:
-they explain why a finding is not enough. If no rule evicts, the ladder decides what is tried
-(``everstep.decisions.act.ladder``).
+are an operator's request and the evictions that ByteRobust makes without a test (figure 5). The next rows answer
+findings of tests and replays of stopped machines, of errors that come again, of hangs, and of slow machines. The last
+four rows evict no machine: they explain why a finding is not enough. If no rule evicts a machine, the ladder decides
+what is tried next (``everstep.decisions.act.ladder``).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SHARED_MACHINES = 2
 SHARED_SHARE = 0.5
-"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and more than this share of them, have it; in
-a job of two machines, if both have it."""
+"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and also more than this share of its
+machines, have the fault. In a job of two machines, a fault is shared if both machines have it."""
 OPERATOR = "operator"
 """Name of the rule that evicts a machine because an operator asked for it."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
@@ -50,7 +50,7 @@ class MachineFacts:
     alike: Mapping[str, int]
     """Reason code → the number of machines of the job that have such a fault now."""
     now_ns: int = 0
-    """When it is decided; 0: not known."""
+    """The time of the decision; 0: not known."""
     stopped: bool = False
     """Whether the ranks are stopped: the job failed, or is about to be launched again."""
 
@@ -88,14 +88,15 @@ class EvictRule:
     evicts: bool = True
     """Whether a finding with the verdict faulty evicts its machine; False: the rule explains why the machine stays."""
     unless_shared: bool = False
-    """A fault that more than half of the machines have evicts none of them."""
+    """Whether a shared fault, which more than half of the machines have, evicts none of them."""
     decide: Callable[[Finding, MachineFacts], tuple[bool, str]] | None = None
     """A function that returns the answer and the text that it adds, for a rule that needs more than the finding."""
     waits: bool = True
-    """Whether the job waits for a replacement if there is none; False: the job is launched again with the same machine,
-    since the software may have caused the fault."""
+    """Whether the job waits if the pool has no replacement for the machine; False: the job is then launched again with
+    the same machine, since the software may have caused the fault."""
     until_released: bool = False
-    """Only a test or a replay detects the fault: the pool keeps the machine until an operator releases it."""
+    """Whether the pool keeps the machine until an operator releases it, since only a test or a replay detects the
+    fault."""
     mode: EvictMode = EvictMode.ACT
     """How far the rule may go, unless the policy of the job sets another mode."""
     settings: tuple[str, ...] = ()
@@ -117,7 +118,10 @@ class EvictRule:
 
 
 def _from(source: FindingSource, owner: Owner | None = None, *, sure: bool = False) -> Callable[[Finding], bool]:
-    """Return a function that matches findings of one source, or only faults of one owner, or only sure findings."""
+    """Return a function that matches the findings of one source.
+
+    With ``owner`` it matches only faults of that owner, and with ``sure`` only sure findings.
+    """
 
     def fits(finding: Finding) -> bool:
         faulty = owner is None or (finding.verdict is Health.FAULTY and finding.owner is owner)
@@ -278,10 +282,11 @@ RULES: tuple[EvictRule, ...] = (
         evicts=False,
     ),
 )
-"""The rules in order: the first rule that fits a finding answers it; if several evict a machine, the first is named."""
+"""The rules in order. The first rule that fits a finding answers it. If several rules evict a machine, the first of
+them is named as the reason."""
 BY_NAME = {rule.name: rule for rule in RULES}
 BY_TEST_OR_REPLAY = frozenset({"failed-test", "bad-link", "failed-replay"})
-"""Rules that evict by a test or a replay of the incident, while the job was stopped."""
+"""Rules that evict a machine because of a test or a replay, which the incident made while the job was stopped."""
 
 
 def rule_of(finding: Finding) -> EvictRule:

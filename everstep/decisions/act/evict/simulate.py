@@ -1,4 +1,4 @@
-"""A simulation of the eviction rules on recorded events: the evictions that they would have made, and their cost."""
+"""Simulates the eviction rules on recorded events: which machines the rules would have evicted, and at what cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 HOUR_NS = 3600e9
 TOGETHER_S = 2.0
-"""Events that are at most this far apart, seconds, are decided on together: their machines were asked together."""
+"""Events that are at most this many seconds apart are decided on together, since their machines were asked together."""
 UNRECORDED = "(not named)"
 """The name of a machine that the recording does not name."""
 
@@ -97,8 +97,8 @@ class Simulation(Model):
 
     @property
     def machine_hours_out(self) -> float:
-        """Return the machine hours that the evictions would have cost, each until the machine is healthy or the
-        recording ends."""
+        """Return the machine hours that the evictions would have cost. Each eviction lasts until the machine is healthy
+        or the recording ends."""
         return sum(((out.back_ns or self.end_ns) - out.time_ns) / HOUR_NS for out in self.of(EvictMode.ACT))
 
     @property
@@ -121,7 +121,7 @@ class _Course:
     active: dict[str, dict[tuple[str, str, str], Finding]] = field(default_factory=dict)
     earlier: list[MachineFinding] = field(default_factory=list)
     silent: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Silent machine → how long it had been silent, seconds, and the time of that."""
+    """Silent machine → how many seconds it had been silent, and at which time (nanoseconds)."""
     stepping: set[str] = field(default_factory=set)
     out: dict[str, int] = field(default_factory=dict)
     """Evicted machine → its index in ``done``."""
@@ -151,7 +151,7 @@ class _Course:
         if event.finding and not event.over:
             active[event.finding.key] = event.finding
         elif event.finding and active.pop(event.finding.key, None) is None:
-            # A line may end a finding without naming the part: then all findings of the reason are over.
+            # If a line ends a finding without naming the part, all findings with this reason are over.
             for key in [key for key in active if key[1] == event.finding.reason]:
                 del active[key]
         self._keep_alerts(event, [finding for key, finding in before.items() if active.get(key) != finding])

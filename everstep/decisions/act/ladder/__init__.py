@@ -1,1 +1,1 @@
-"""The ladder: the choice of what is tried next about a fault whose cause is not known, while the job is stopped."""
+"""The ladder decides, while the job is stopped, what is tried next against a fault whose cause is not known."""

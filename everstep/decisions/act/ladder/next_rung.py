@@ -1,4 +1,4 @@
-"""The choice of the next rung, from the rungs that were tried in this incident and for the same fault before it."""
+"""Chooses the next rung from the rungs that were already tried, in this incident and earlier for the same fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.model.ladder import Rung, RungMode, TriedRung
 from everstep.model.recovery_policy import RecoveryPolicy
 
 DEFAULT_MODES = {Rung.DIAGNOSE: RungMode.ACT, Rung.ROLLBACK: RungMode.ACT, Rung.REPLAY: RungMode.ACT}
-"""Rungs that a policy can restrict → their mode if the policy has none for them."""
+"""Rung that a policy can restrict → the mode of the rung if the policy sets none."""
 SKIPPED_MODES = frozenset({RungMode.SHADOW, RungMode.OFF})
 
 
@@ -45,7 +45,7 @@ class NextRung:
 
     @property
     def is_explained(self) -> bool:
-        """Return whether a machine is to blame that is already handled."""
+        """Return whether the failure is blamed on a machine that is already handled."""
         return self.path == EXPLAINED
 
 
@@ -120,13 +120,13 @@ def next_rung(facts: LadderFacts, policy: RecoveryPolicy) -> NextRung:
 
 
 def _skip(rung: Rung, facts: LadderFacts, policy: RecoveryPolicy) -> Skip | None:
-    """Return the condition under which a rung is skipped; None: it is not."""
+    """Return the condition under which a rung is skipped; None: it is not skipped."""
     of_rung = (skip for skip in SKIPS if skip.rung is rung or (skip.rung is None and rung in DEFAULT_MODES))
     return next((skip for skip in of_rung if skip.applies(facts, policy, rung)), None)
 
 
 def is_worth_it(facts: LadderFacts, rung: Rung) -> bool:
-    """Return whether a rung is expected to save more time than it costs; True: it is not known."""
+    """Return whether a rung is expected to save more time than it costs; True if that is not known."""
     if rung not in COSTS or facts.gain_s is None or not facts.restart_s:
         return True
     return _saving_s(facts) >= _cost_s(facts, rung)
@@ -154,8 +154,9 @@ def _why(path: Path, tried: Counter[Rung], more: str = "") -> str:
 def is_same_fault(tried: TriedRung, failure: Failure) -> bool:
     """Return whether an earlier attempt was made for the fault that caused the current failure.
 
-    Both have the same symptom, and the same step or machine. The attempt also counts if neither failure names a
-    machine: a machine that sometimes computes wrongly causes a NaN on all ranks, at any step.
+    Both failures have the same symptom, and the same step or machine. The attempt also counts if both failures have a
+    step and neither names a machine, since a machine that sometimes computes wrongly causes a NaN on all ranks, at any
+    step.
     """
     if tried.symptom != failure.symptom:
         return False
@@ -175,8 +176,8 @@ def within_window(tried: Iterable[TriedRung], failure: Failure, policy: Recovery
 def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[TriedRung]:
     """Return the attempts of earlier incidents that count for this failure.
 
-    An attempt counts if its failure had the same symptom, and that failure is (a) not solved, (b) the same fault, and
-    in the window, or (c) one of many in the window (``ladder.repeats``).
+    An attempt counts if its failure had the same symptom, and if that failure (a) is not solved, (b) is the same fault
+    and lies in the window, or (c) is one of many failures in the window (``ladder.repeats``).
     """
     failure = facts.failure
     alike = [
@@ -191,7 +192,7 @@ def counting(facts: LadderFacts, policy: RecoveryPolicy) -> list[TriedRung]:
 
 
 def counted(facts: LadderFacts, policy: RecoveryPolicy, path: str = "") -> Counter[Rung]:
-    """Count how often each rung was tried, in this incident and for the same fault before it.
+    """Count how often each rung was tried, in this incident and earlier for the same fault.
 
     Args:
         facts: The facts about the stopped job.
@@ -210,7 +211,8 @@ def _tried_for_unknown(facts: LadderFacts) -> list[TriedRung]:
 
 
 def is_at_one_step(facts: LadderFacts, policy: RecoveryPolicy) -> bool:
-    """Return whether the job failed again at its step, or again in this incident; True if the step is not known."""
+    """Return whether the job failed before at this step, or failed before in this incident; True if the step is not
+    known."""
     generation, step = facts.failure.generation, facts.failure.step
     here = any(attempt.generation != generation for attempt in _tried_for_unknown(facts))
     return step < 0 or here or any(attempt.step == step for attempt in counting(facts, policy))

@@ -1,7 +1,7 @@
-"""The table of paths: the order in which rungs are tried for each kind of failure. The first row that fits counts.
+"""The table of paths says in which order rungs are tried for each kind of failure. The first row that fits counts.
 
 ByteRobust (section 4.2, figure 5) tests the machines first. If all tests pass, it restarts the job as it is, then rolls
-the code back, then replays. ADR 0044 (docs/adr) explains the paths with another order.
+the code back, then replays. ADR 0044 (docs/adr) explains why some paths have another order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LadderFacts:
 
     failure: Failure
     explained: bool = False
-    """A machine is to blame that is already handled."""
+    """The failure is blamed on a machine that is already handled."""
     hinted: bool = False
     """An inspection suspects a machine, but not for sure."""
     tried: tuple[TriedRung, ...] = ()
@@ -51,16 +51,16 @@ class LadderFacts:
     unsolved: frozenset[int] = field(default=frozenset())
     """Generations whose failures were not solved, in this incident or before it."""
     no_replay: str = ""
-    """Why the job cannot be replayed; empty: it can."""
+    """Why the job cannot be replayed; empty: it can be replayed."""
     diagnose_at_once: bool = False
     service: str = ""
-    """The service that all machines share and that failed, e.g. ``remote storage``; empty: none is known to."""
+    """The service that failed and that all machines share, e.g. ``remote storage``; empty: no such service is known."""
     gain_s: float | None = None
     """How long the job trained since its last failure, seconds; None: not known."""
     restart_s: float = 0.0
     """The time that a restart of the job costs, seconds; 0: not known."""
     chance: float = 1.0
-    """The probability that the failure is at the place of earlier ones only by chance."""
+    """The probability that the failure is at the same place as earlier failures only by chance."""
     measured_s: Mapping[Rung, float] = field(default_factory=dict)
     """Rung → how long it took the last time, seconds."""
     approved: frozenset[Rung] = field(default=frozenset())
@@ -74,7 +74,7 @@ class LadderFacts:
 
     @property
     def fault(self) -> str:
-        """The class of that fault; empty: not known."""
+        """The class of the fault that ended the first rank; empty: not known."""
         fault = self.failure.classification
         return "" if fault is None or fault.consequence else fault.fault
 
@@ -147,8 +147,8 @@ def _not_launched(facts: LadderFacts) -> bool:
 EXPLAINED = "explained"
 """Name of the path of failures that are blamed on a machine which is already handled."""
 KNOWN_CAUSES = frozenset({"update", EXPLAINED, "elsewhere"})
-"""Paths of failures whose cause is known, and is neither the code nor a machine that is still in the job. The attempts
-on them show nothing about another failure."""
+"""Paths of failures whose cause is known, and is neither the code nor a machine that is still in the job. Attempts on
+these paths show nothing about other failures."""
 FIGURE = "ByteRobust, section 4.2 and figure 5"
 PATHS: tuple[Path, ...] = (
     Path("update", "nothing failed: the job was stopped for other code", (REATTEMPT,), "", _update),

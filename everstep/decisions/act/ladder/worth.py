@@ -1,7 +1,7 @@
-"""Whether a rung is worth its price: what it costs, and what it is expected to save.
+"""Estimates whether a rung is worth its price: what it costs, and what it is expected to save.
 
-A restart costs seconds; tests of the machines and a replay cost minutes of the whole job. They are worth that if the
-fault returns often, if it is likely that they find it, or if it returns at the same place.
+A restart costs seconds. Tests of the machines and a replay cost minutes of the whole job. Tests and replays are worth
+their price if the fault returns often, if they are likely to find it, or if it returns at the same place.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ LIKELY: Mapping[str, float] = MappingProxyType(
 )
 """Owner or class of a fault → the assumed probability that tests or a replay find a machine that causes it."""
 USUALLY = 0.2
-"""The same for all other faults."""
+"""The assumed probability for all other owners and classes."""
 COSTS: Mapping[Rung, float] = MappingProxyType({Rung.DIAGNOSE: 300.0, Rung.REPLAY: 600.0})
 """Rung → its assumed duration until it was measured, seconds."""
 HORIZON_S = 24 * 3600.0
-"""The time in which a fault that is found would have returned, seconds."""
+"""The period over which savings are counted, seconds: a fault that is not found returns again and again in it."""
 
 
 TRAINS_ON = 20.0
-"""A job trains well if it trains at least this many times as long as a restart costs: for 95 % of its time."""
+"""A job trains well if it trains between two failures for at least this many times the duration of a restart. Then it
+trains for 95 % of its time."""
 
 
 def trains_well(gain_s: float | None, restart_s: float) -> bool:
-    """Return whether a job trains far longer between two failures than a restart costs; False: it is not known."""
+    """Return whether a job trains far longer between two failures than a restart costs; False if that is not known."""
     return gain_s is not None and restart_s > 0 and gain_s >= TRAINS_ON * restart_s
 
 
@@ -54,16 +55,16 @@ def likely(owner: str, fault: str) -> float:
 SAME_STEP = 0.001
 """The assumed probability that a failure is at an earlier failure's step by chance."""
 BY_CHANCE = 0.1
-"""Failures are at the same place for a reason if the probability of that by chance is not above this."""
+"""If the probability that failures are at the same place by chance is at most this, they count as having one cause."""
 
 
 def chance_of(earlier: Sequence[tuple[str, int]], machine: str, step: int, machines: int) -> float:
-    """Return the probability that a failure is on the machines, and at the steps, of earlier ones only by chance.
+    """Return the probability that a failure is on the machine, or at the step, of earlier failures only by chance.
 
     Args:
         earlier: The machine (empty: not known) and the step (-1: not known) of each earlier failure.
         machine: The machine of the failure; empty: it is not known.
-        step: Its step; -1: it is not known.
+        step: The step of the failure; -1: it is not known.
         machines: The number of machines of the job.
     """
     same_machine = sum(other == machine for other, _ in earlier) if machine else 0

@@ -1,4 +1,4 @@
-"""The confirmation that the ranks of a launched generation make steps.
+"""Confirms that the ranks of a launched generation make steps.
 
 A script shows its steps as bodies of ``run.steps``, or else as reports or calls of the optimizer. A restart is
 confirmed by the kind of steps that the script showed before. A script that has shown no steps yet counts as running,
@@ -17,7 +17,8 @@ from everstep.model.launch import Confirmation, Showing
 from everstep.model.recovery_policy import RecoveryPolicy
 
 _ORDER = {"": 0, "calls": 1, "steps": 2}
-"""The kinds in which a script shows its steps → how certain they are. A kind of a later release is the most certain."""
+"""Kind in which a script shows its steps → how certain it is. A kind that only a later release knows is the most
+certain."""
 
 
 def has_stepped(
@@ -107,7 +108,8 @@ def showing_of(seen: Iterable[tuple[int, bool, int]], before: Showing) -> Showin
     Args:
         seen: For each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
             reports or calls of the optimizer); -1: not known.
-        before: The earlier result. A less certain kind does not replace it: the ranks may not have progressed so far.
+        before: The earlier result. A less certain kind does not replace it, since the ranks may not have progressed far
+            enough to show the more certain kind.
     """
     ranks = list(seen)
     kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
@@ -191,7 +193,7 @@ def judge_confirmation(
             stepped_ns=now_ns,
             showing=_shown_by(ranks, showing),
         )
-    # A rank that joined will show steps. Of other ranks that is not known.
+    # A rank that joined will show steps. Whether other ranks will show steps is not known.
     expected = known_alive or showing.kind != "" or any(state.attached or not state.alive for state in ranks)
     lived_s = (now_ns - all_seen_ns) / 1e9 if all_seen_ns else 0.0
     if not expected and lived_s > policy.confirm.alive_s:
@@ -207,7 +209,7 @@ def _why_failed(
     *,
     waited: bool,
 ) -> str:
-    """Return why the launch has failed; empty: it has not.
+    """Return why the launch has failed; empty: it has not failed.
 
     Args:
         waiting: The ranks that have not stepped.

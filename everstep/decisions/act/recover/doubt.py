@@ -1,15 +1,15 @@
-"""Doubt about the step of a restart: a newer step may exist in a location that could not be listed.
+"""Judges whether the step of a restart is in doubt: a newer step may exist in a location that could not be listed.
 
-A location that does not answer is not empty. So a job does not resume from a step while every rank may have a copy of a
-newer step. Such a copy may be listed, it may be listed and out of reach, or it may be in a location that could not be
+A location that does not answer may still have copies. So a job does not resume from a step while every rank may have a
+copy of a newer step. Such a copy is listed, or is listed but out of reach, or may be in a location that could not be
 listed. A step is *certain* if no newer step can be complete.
 
 These facts limit the steps in a location that could not be listed:
 
-* A step that a rank never saved was never copied. The newest save of a rank is in its own slots. If they were lost with
-  their machine, the newest save is not known.
+* A step that a rank never saved was never copied. The newest save of a rank is in its own slots. If the slots were lost
+  with their machine, the newest save is not known.
 * A disk has only steps that are due by their number, or that the machines were asked to write. Remote storage has only
-  steps that were on a disk. Steps up to the begin of this generation may be anywhere.
+  steps that were on a disk. Steps up to the beginning of this generation may be anywhere.
 * The files of a rank are on the disk of its machine, or on remote storage.
 """
 
@@ -37,7 +37,7 @@ class Doubt:
     """A newer step may exist."""
 
     newest: int | None
-    """The newest step that may exist; None: any step may."""
+    """The newest step that may exist; None: any step may exist."""
     locations: tuple[str, ...]
     """The locations that did not answer, and the copies that are out of reach, each with the reason."""
     to_ask: bool
@@ -125,7 +125,9 @@ class _NewerSteps:
         return Doubt(newest, tuple(locations), to_ask, bool(disks or remote))
 
     def _newest(self, step: int, unseen: set[int]) -> int | None:
-        """Return the newest later step of which every rank may have a copy; None: there is none, -1: any step.
+        """Return the newest step, later than the restart's step, of which every rank may have a copy.
+
+        None: there is no such step. -1: it may be any step.
 
         Args:
             step: The step of the restart.
@@ -177,7 +179,10 @@ class _NewerSteps:
         return policy.disk and (by_number or by_time)
 
     def _newest_due(self, bound: int | None) -> int | None:
-        """Return the newest step up to a bound that may have been written; 0: none, None: any step may have been."""
+        """Return the newest step, up to a bound, that may have been written to a disk.
+
+        0: no step was written. None: any step may have been written.
+        """
         policy, asked = self.facts.policy, self.facts.evidence.disk_asked
         every = policy.disk_every_steps
         limits = [self.facts.resume_step if bound is None else min(bound, self.facts.resume_step), 0]
@@ -206,7 +211,8 @@ class _NewerSteps:
         return {machine: reason for machine, reason in unknown.items() if machine in self.facts.assignment.machines}
 
     def _unknown_remote(self) -> str:
-        """Return why the copies on remote storage are not known; empty: they are, or the job has no such storage."""
+        """Return why the copies on remote storage are not known; empty: they are known, or the job has no such
+        storage."""
         evidence = self.facts.evidence
         if not self.facts.policy.remote_url:
             return ""

@@ -1,4 +1,4 @@
-"""The state of one incident: the failure, the machines and copies that are left, the attempts, and the cost."""
+"""Holds the state of one incident: the failure, the machines and copies that are left, the attempts, and the cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STAGES_KEPT = 200
 PARKED_KEPT = 500
 REJECTED_KEPT = 5
 TRIED_KEPT = 100
-"""The largest numbers of entries that the state keeps of each kind."""
+"""The largest number of entries of each kind that the state keeps."""
 
 
 class IncidentPage(BaseModel):
@@ -60,7 +60,7 @@ class IncidentPage(BaseModel):
     rejected: list[str] = Field(default_factory=list)
     """Rejected messages of operators, each with the reason."""
     parked: list[tuple[int, int]] = Field(default_factory=list)
-    """The times at which the job was parked: begin and end, nanoseconds."""
+    """The times at which the job was parked: beginning and end, nanoseconds."""
     noted: int = 0
     """The number of entries that were written into the ledger."""
     picture: str = ""
@@ -77,7 +77,7 @@ class OperatorDecisions(BaseModel):
     resumed: bool = False
     """An operator has just resumed the job; the next plan takes that into account."""
     resumed_by: str = ""
-    """The last operator who resumed the job; empty: none did."""
+    """The last operator who resumed the job; empty: no operator did."""
     begun_again_ns: int = 0
     """When an operator's resume or urgent code last reset the ladder and the counts; 0: never."""
 
@@ -93,7 +93,7 @@ class Continued(Words):
 
 
 class IncidentState(BaseModel):
-    """Everything that an incident knows; its decisions depend on nothing else but the evidence.
+    """Everything that an incident knows. Its decisions depend only on this state and on the evidence.
 
     The job's workflow creates it when it opens the incident. When the incident continues as new, the next run of its
     workflow gets the same state. It is mutable, and has neither I/O nor a clock.
@@ -121,7 +121,7 @@ class IncidentState(BaseModel):
     evicted_ns: list[int] = Field(default_factory=list)
     """Times of earlier evictions from the job without an operator: one entry for each machine."""
     only_tells: bool = False
-    """The incident only reports a fault; it does nothing about it, and the job does not wait for it."""
+    """The incident only reports a fault. It does nothing about the fault, and the job does not wait for it."""
     continued: Continued = Continued.NO
     """Why the previous run of the incident's workflow continued as new; ``NO``: there was none."""
 
@@ -132,7 +132,7 @@ class IncidentState(BaseModel):
     resume_step: int
     """The step at which the current generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]]
-    """The launches of the job's run, with those of this incident: generation and step."""
+    """The launches of the job's run, including this incident. Each entry is a generation and the step of its launch."""
     folder: str = ""
     """The disk checkpoint from which the job was first started; empty: none."""
     folder_step: int = -1
@@ -156,7 +156,7 @@ class IncidentState(BaseModel):
     nobody_knows: bool = False
     """Every machine that knew how far the job had progressed has lost its memory."""
     accepted_from: int | None = None
-    """The oldest step from which an operator lets the job resume although newer steps may exist; None: none."""
+    """The oldest step from which an operator lets the job resume although newer steps may exist; None: no step."""
     accepted: str = ""
     """The operator who accepted that loss, and what is lost."""
     showing: Showing = Field(default_factory=Showing)
@@ -176,7 +176,7 @@ class IncidentState(BaseModel):
     hold: str = ""
     """Why an operator has to decide how the job resumes; empty: no decision is needed."""
     waits: str = ""
-    """Why machines that are to leave the job are still in it; empty: there are none."""
+    """Why machines that are to leave the job are still in it; empty: there are no such machines."""
     gone: dict[str, list[int]] = Field(default_factory=dict)
     """Silent machine that left the job since the last launch → the ranks that it ran."""
     joined: set[str] = Field(default_factory=set)
@@ -186,7 +186,7 @@ class IncidentState(BaseModel):
     explained: bool = False
     """A finding of an inspection explains the current failure."""
     hinted: bool = False
-    """That finding does not name the machine for sure: a test has to confirm it."""
+    """The finding that explains the failure does not name the machine for sure: a test has to confirm it."""
     ladder: TriedRungs = Field(default_factory=TriedRungs)
     """The rungs that were tried so far."""
     trusted: int | None = None
@@ -295,7 +295,7 @@ class IncidentState(BaseModel):
 
     @property
     def is_handled(self) -> bool:
-        """Return whether a machine is to blame for the current failure, and needs no test any more."""
+        """Return whether a machine is to blame for the current failure, and no test has to confirm that any more."""
         named = self.explained and not self.hinted
         return named or bool(self.lost_machines() or self.joined)
 
@@ -419,7 +419,7 @@ class IncidentState(BaseModel):
         """The newest step without the fault, if the fault is in the saved state; None: every step is trusted.
 
         The limit concerns only steps of the generation with the fault. If the first step of that generation was bad,
-        the state that it restored was bad, or always leads to the fault: then an older state is needed.
+        the state that it restored was bad, or always leads to the fault. In both cases an older state is needed.
         """
         limit = self.anomaly.not_after
         if limit is None or self.launches:

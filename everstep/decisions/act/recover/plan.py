@@ -1,8 +1,8 @@
-"""The restart plan of a stopped job: one decision from the state of its incident and the evidence.
+"""Plans the restart of a stopped job: one decision from the state of its incident and the evidence of the stop.
 
 The ladder (``everstep/decisions/act/ladder``) chooses the next attempt: tests of the machines, a restart without a
 change, a rollback of the code, or a replay. The restart rules (``everstep/decisions/act/recover/rules.py``) then decide
-whether that is done, whether newer copies are searched for first, or whether the job is parked.
+whether that attempt is made, whether newer copies are searched for first, or whether the job is parked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RestartPlan:
     evidence: Evidence = field(repr=False)
     """The evidence for the decision."""
     doubt: Doubt | None = None
-    """The doubt because of which newer steps are searched for, or the job is parked; None: there is none."""
+    """The doubt that is the reason for a search or for parking the job; None: there is no such doubt."""
     by_operator: bool = False
     """The job is launched because an operator resumed it."""
     change: VersionChange | None = None
@@ -81,10 +81,10 @@ def plan_restart(evidence: Evidence, state: IncidentState, *, by_operator: bool 
     state.limit_to_readable(evidence)
     restore = state.choose(evidence)
     is_silent = bool(evidence.unreachable or evidence.problem)
-    # In these cases the rules park the job, or resume it for an operator, whichever rung is next.
     service = failed_service(
         state.failures[-1].classification, everywhere=is_everywhere(evidence, state.spec.topology().world_size)
     )
+    # The ladder is not asked if the rules park or resume the job whichever rung is next.
     rung = None if by_operator or is_silent or state.waits or state.hold else climb(state, service)
     facts = RestartFacts(
         failure=state.failures[-1],
@@ -149,7 +149,7 @@ def _doubt(state: IncidentState, evidence: Evidence, restore: Restore) -> Doubt 
 
 
 def _why_back(rung: NextRung | None, failure: Failure) -> str | None:
-    """Return why the ladder rolls the code back; empty: it does not; None: the ladder was not asked."""
+    """Return why the ladder rolls the code back; empty: it does not roll back; None: the ladder was not asked."""
     if rung is None or rung.rung is not Rung.ROLLBACK:
         return None if rung is None else ""
     return f"{rung.why}: {failure.cause} {position_of(failure)}".strip()
@@ -159,7 +159,7 @@ def climb(state: IncidentState, service: str = "") -> NextRung:
     """Return the rung that the ladder chooses for the current failure; ``service`` is the service that failed."""
     failure, policy, book = state.failures[-1], state.spec.policy, state.book
     attempts = [*state.ladder.remembered, *state.ladder.all_tried]
-    # After the loss of a machine the other ranks may raise any error, which does not clear a rolled-back version.
+    # After the loss of a machine the other ranks may raise any error, so such an error clears no rolled-back version.
     if not state.is_handled:
         state.ladder.clear_code(failure, book, state.unsolved)
     versions = list(book.versions.values())
@@ -193,12 +193,12 @@ def climb(state: IncidentState, service: str = "") -> NextRung:
 
 
 def _trains_well(state: IncidentState) -> bool:
-    """Return whether the job trains well in spite of its failures, which are not at one place for a reason."""
+    """Return whether the job trains well in spite of its failures, and the failures have no place in common."""
     return _chance(state) > BY_CHANCE and trains_well(_gain_s(state), state.first_step_s)
 
 
 def _chance(state: IncidentState) -> float:
-    """Return the probability that the failure is at the place of earlier ones only by chance."""
+    """Return the probability that the failure is at the same place as earlier failures only by chance."""
     failure = state.failures[-1]
     attempts = within_window(state.ladder.remembered, failure, state.spec.policy)
     places = {tried.generation: (tried.machine, tried.step) for tried in attempts if tried.symptom == failure.symptom}

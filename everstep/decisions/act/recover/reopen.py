@@ -1,4 +1,4 @@
-"""The next incident of a job whose incident was closed from outside: terminated, cancelled, deleted or failed.
+"""Prepares the next incident of a job whose incident was closed from outside: terminated, cancelled, deleted or failed.
 
 The fault is still open, and the job keeps its machines and copies. Ranks that the closed incident had launched may
 continue if they run. Otherwise the next incident handles the fault, and waits for an operator, since nobody has decided
@@ -13,13 +13,14 @@ FIRST_S = 1.0
 LONGEST_S = 600.0
 """The first and the longest delay before the next incident, seconds; the delay doubles with each closed incident."""
 UNKNOWN_LAUNCHES = 1000
-"""A number of launches that no incident exceeds: it is assumed for an incident whose history is gone."""
+"""A number of launches that no incident exceeds. It is assumed for an incident whose history is gone."""
 
 
 def reopen_wait_s(closed: int) -> float:
     """Return the seconds to wait before the next incident; 0 the first time.
 
-    The wait prevents that a person or a program that closes every incident at once fills histories.
+    Without this wait, a person or a program that closes every incident at once would fill up the histories of
+    workflows.
 
     Args:
         closed: The number of incidents in a row that were closed from outside.
@@ -45,7 +46,12 @@ def newest_generation(generation: int, left: Left) -> int:
 
 
 def newest_begin(resume_step: int, left: Left) -> int:
-    """Return the step at which that generation began; ``resume_step`` is the step of the newest known generation."""
+    """Return the step at which the newest generation began, which the closed incident may have launched.
+
+    Args:
+        resume_step: The step at which the newest generation that the job knows began.
+        left: The result of the closed incident.
+    """
     return left.resume_step if left.known and left.launches else resume_step
 
 

@@ -1,8 +1,8 @@
-"""The restart rules of a stopped job, as one ordered list: the first rule that has a verdict decides.
+"""The restart rules of a stopped job are one ordered list: the first rule that has a verdict decides.
 
 The first rules test the machines if the ladder chose that, or search for newer copies. Most rules park the job for an
-operator. If none does, the job is launched again. ByteRobust does not state how often that is done: here the limits are
-settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
+operator. If no rule parks the job, it is launched again. ByteRobust does not state how often a job is launched again.
+Here the limits are settings of :class:`~everstep.model.recovery_policy.RecoveryPolicy`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Verdict:
     text: str
     """The reason, for people."""
     rule: str = ""
-    """Name of the rule that decided; it is the reason code, and does not change."""
+    """Name of the rule that decided. The name is also the reason code, and it stays the same in all releases."""
     delay_s: float = 0.0
     """How long to wait before the action, seconds."""
     awaited: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class RestartFacts:
     resume_step: int = 0
     """The step at which the failed generation had begun."""
     restore_reason: str = ""
-    """Why a restart would resume from that step."""
+    """Why a restart would resume from ``restore_step``."""
     unreached: tuple[StateCopy, ...] = ()
     """Copies that exist and are out of reach of the machines that need them, with reasons."""
     doubt: Doubt | None = None
@@ -80,11 +80,11 @@ class RestartFacts:
     asked: int = 0
     """How often storage was asked for copies."""
     accepted: bool = False
-    """An operator lets the job resume from that step although newer steps may exist."""
+    """An operator lets the job resume from ``restore_step`` although newer steps may exist."""
     needs_operator: str = ""
     """Why an operator has to decide how the job resumes; empty: no decision is needed."""
     waits: str = ""
-    """Why machines that are to leave the job are still in it; empty: there are none."""
+    """Why machines that are to leave the job are still in it; empty: there are no such machines."""
     rung: NextRung | None = None
     """The rung that the ladder chose; None: the ladder was not asked."""
     failed_restores: int = 0
@@ -95,7 +95,7 @@ class RestartFacts:
     sound_until: int | None = None
     """The newest step without the fault, if the fault is in the saved state; None: any step."""
     fault: str = ""
-    """The description of that fault."""
+    """The description of the fault that is in the saved state."""
     change: VersionChange | None = None
     """Another version of the code that is launched with a restart; None: the version does not change."""
     failed_machine_left: bool = False
@@ -107,7 +107,7 @@ class RestartFacts:
     trains_well: bool = False
     """The job trains far longer between its failures than a restart costs, and fails at another place each time."""
     service: str = ""
-    """The service that all machines share and that failed; empty: none is known to."""
+    """The service that failed and that all machines share; empty: no such service is known."""
 
     def is_in_vain(self, policy: RecoveryPolicy) -> bool:
         """Return whether a newer step may exist although it was searched for as often as the policy allows."""
@@ -126,14 +126,14 @@ class RestartRule:
     name: str
     decide: Decide
     binds_operator: bool = False
-    """An operator's resume does not overrule the rule, since a restart is impossible or loses steps that nobody has
-    given up."""
+    """An operator's resume does not overrule the rule: a restart would be impossible, or would lose steps that nobody
+    has given up."""
     of_the_code: bool = False
     """The rule is not asked if another version of the code is launched, since it judges the failed version."""
     counts_failures: bool = False
-    """The rule is not asked for the first launch after a machine at fault left, since it counts failures that this
-    machine may have caused, and not while the job trains well in spite of its failures. Too many such machines are
-    stopped by the breaker."""
+    """The rule counts failures. After a machine at fault has left, the rule is not asked for the first launch, since
+    that machine may have caused the failures; the breaker stops too many evictions. The rule is also not asked while
+    the job trains well in spite of its failures."""
 
     def applies(self, facts: RestartFacts) -> bool:
         """Return whether the rule is asked."""
@@ -148,7 +148,7 @@ def _park(text: str) -> Verdict:
 
 
 BEFORE_A_RESTART = {Rung.DIAGNOSE: Action.DIAGNOSE, Rung.REPLAY: Action.REPLAY}
-"""Rungs that test the machines while the job is stopped → their action. A new decision follows."""
+"""Rung that tests the machines while the job is stopped → its action. A new decision follows the action."""
 
 
 def look_at_machines(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""The rungs of the ladder that an incident has tried so far."""
+"""Records the rungs of the ladder that an incident has tried so far."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class TriedRungs(BaseModel):
         self.tried[-1] = self.all_tried[-1] = last
 
     def clear_code(self, failure: Failure, book: VersionBook, unsolved: Collection[int]) -> None:
-        """Clear a version that was rolled back if the job then fails in the same way.
+        """Clear the version that was rolled back if the job fails in the same way after the rollback.
 
-        The rollback may be of this incident, or of an earlier one after which the job made no steady progress.
+        The rollback was made in this incident, or in an earlier incident after which the job made no steady progress.
 
         Args:
             failure: The current failure.

@@ -1,4 +1,4 @@
-"""The book of a job's code versions: the running version, the requested versions, and the status of each."""
+"""Keeps the book of a job's code versions: the running version, the requested versions, and the status of each."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ class VersionBook(BaseModel):
         )
 
     def withdraw(self, number: int, why: str) -> bool:
-        """Withdraw a requested version; return whether that was possible: the version had not been launched yet."""
+        """Withdraw a requested version; return whether that was possible.
+
+        It is possible only while the version waits for its checks or for a launch.
+        """
         version = self.versions.get(number)
         if version is None or version.status not in WAITS:
             return False
@@ -175,8 +178,10 @@ class VersionBook(BaseModel):
         self.running = number
 
     def launched(self, generation: int, step: int, now_ns: int) -> None:
-        """Record that a generation of the running version is launched at a step, where the range of another version
-        ends."""
+        """Record that a generation of the running version is launched at a step.
+
+        The range of the version that ran before ends at this step.
+        """
         for other in list(self.versions.values()):
             if other.ranges and other.ranges[-1][2] < 0 and other.number != self.running:
                 first, begin, _ = other.ranges[-1]
@@ -199,7 +204,7 @@ class VersionBook(BaseModel):
         Args:
             failure: The failure that stopped the job.
             policy: The limits.
-            before: The last failure before it that is not solved; None: there is none.
+            before: The last earlier failure that is not solved; None: there is none.
         """
         version = self.versions.get(self.running)
         if version is None or not version.began_ns or is_young(version, failure.step, failure.time_ns, policy):

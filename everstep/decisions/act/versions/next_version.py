@@ -1,4 +1,4 @@
-"""The choice of the code version for the next launch."""
+"""Chooses the code version for the next launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VersionChange:
     why: str
     """The decision and its reason, for people."""
     suspect: str = ""
-    """Why the running version is suspect; empty: it is not."""
+    """Why the running version is suspect; empty: it is not suspect."""
     asked: bool = False
     """The version was requested, and the request can be withdrawn until the launch."""
 
@@ -41,8 +41,8 @@ def next_version(
         policy: The limits.
         explained: A machine is to blame.
         by_operator: An operator wants the job restarted without a rollback.
-        rolls_back: Why the ladder rolls back the running version; empty: it does not. None: the ladder was not asked,
-            and a young version is rolled back for a failure that it may have caused.
+        rolls_back: Why the ladder rolls back the running version; empty: it does not roll back. None: the ladder was
+            not asked, and a young version is rolled back for a failure that it may have caused.
 
     Returns:
         None if the version does not change.

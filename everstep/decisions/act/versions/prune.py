@@ -1,4 +1,4 @@
-"""The code versions that a store may delete.
+"""Finds the code versions that a store may delete.
 
 The store keeps the last versions of a job, versions that may still be needed, and young versions, which may be used
 soon. A snapshot of code may be deleted once no kept version names it.
@@ -23,7 +23,7 @@ class StoredVersion:
     id: str
     """The id of the :class:`everstep.model.version.CodeVersion`."""
     code: str
-    """The digest of its snapshot; empty: it has none."""
+    """The digest of its snapshot; empty: it has no snapshot."""
     age_s: float
     """The time since the record was last written, seconds."""
 
@@ -45,7 +45,7 @@ def prunable(
     Args:
         versions: All records in the store, of all jobs.
         code: The digest of each snapshot in the store → seconds since it was written.
-        job: The job whose versions are pruned: it is not known which versions other jobs need.
+        job: The job whose versions are pruned. Versions of other jobs are kept, since these jobs may need them.
         needed: Ids of versions that the job runs, is to run or may go back to, or that a checkpoint or incident names.
     """
     stored = list(versions)

@@ -1,4 +1,4 @@
-"""The answer to a request for another version of the code."""
+"""Answers a request for another version of the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestAnswer:
     text: str
     """The result as text for people."""
     refused: str = ""
-    """Why the request was refused, and what to do instead; empty: it was not."""
+    """Why the request was refused, and what to do instead; empty: it was not refused."""
     to_make: int = 0
     """The number of a version that has to be made and checked; 0: none."""
     changed: bool = True
@@ -56,8 +56,8 @@ def answer_to(request: UpdateRequest, book: VersionBook, now_ns: int) -> Request
 def back_already(request: UpdateRequest, book: VersionBook) -> RequestAnswer | None:
     """Return the answer to a rollback request if the job has just been rolled back to the running version.
 
-    Such a request meant the version before the rollback. None: the request names a version, or the job was not rolled
-    back to the running version.
+    Such a request was meant for the version that ran before the rollback. None: the request names a version, or the job
+    was not rolled back to the running version.
     """
     running, before = book.versions.get(book.running), book.before()
     if not request.rollback or request.version or running is None:

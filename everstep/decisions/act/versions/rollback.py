@@ -1,4 +1,4 @@
-"""The rollback of a job's code to an earlier version when the running version breaks the job.
+"""Decides when a job's code is rolled back to an earlier version because the running version breaks the job.
 
 ByteRobust rolls the code back if a restart did not help (section 4.1). In everstep a version that fails in its first
 steps is also rolled back at once. This module decides which failures count against a version.
@@ -20,7 +20,7 @@ OF_CODE = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRA
 """Signals that end a process for an error of its own, if no machine is to blame."""
 NOT_OF_CODE = frozenset({Owner.MACHINE, Owner.NETWORK, Owner.STORAGE, Owner.EXTERNAL, Owner.SCHEDULER})
 TWICE = 2
-"""The number of failures that the code may have caused after which a version is to blame."""
+"""A version is to blame after this many failures that its code may have caused."""
 MESSAGE_CHARACTERS = 120
 """The number of characters after which a commit's message is cut."""
 CHANGED_CHARACTERS = 200
@@ -125,7 +125,7 @@ def rollback(
     explained: bool,
     policy: RecoveryPolicy,
 ) -> Rollback | None:
-    """Return the rollback of the running version, if it is young and to blame for the failure; None: it is not.
+    """Return the rollback of the running version if it is young and to blame for the failure; None: no rollback.
 
     Args:
         versions: The versions of the job, with the current failure counted.

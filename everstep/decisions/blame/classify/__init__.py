@@ -1,4 +1,4 @@
-"""The classification of logs and exit codes: why a job ended, who owns the fault, and the lines that show it.
+"""The classification of logs and exit codes shows why a job ended, who owns the fault, and which lines show that.
 
-It needs only the standard library, so that it works on any log (``docs/concepts/classification.md``).
+It needs only Python's standard library, and works on any log (``docs/concepts/classification.md``).
 """

@@ -1,4 +1,4 @@
-"""The candidates for the first cause of a failure: lines of a log that may be it, and the exit code."""
+"""Finds the candidates for the first cause of a failure: lines of a log that may show it, and the exit code."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def read_exit_code(code: int) -> ExitReading:
 
 
 NEAR = 200
-"""Number of ordinary lines, per rank of a log, after which the program has continued: an exception was survived if more
-lines follow it, and so was a plain hit if more lines follow before the last exception."""
+"""Number of ordinary lines, per rank of a log, after which the program has continued. The program survived an exception
+if more lines follow it. It survived a plain hit if more lines lie between the hit and the last exception."""
 STEPS_AFTER = 50
-"""Number of reports of steps after which a hit was survived: the training continued. Some loggers report a step twice
-in a line, and in some logs each rank reports it."""
+"""If at least this many reports of steps follow a hit, the training continued, so the program survived the hit. Few
+reports are not enough: some loggers report a step twice in a line, and in some logs each rank reports it."""
 USER_EXCEPTION = LogRule(
     "user-exception",
     FaultClass.USER_EXCEPTION,
@@ -112,12 +112,12 @@ class LogCandidate:
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key: the most likely cause has the smallest."""
+        """A sort key: the most likely cause has the smallest key."""
         return self.rule.role, -self.weight
 
 
 def candidates_of(log: ScannedLog) -> list[LogCandidate]:
-    """Return the candidates of each stream, the most likely cause first; of equal ones, the earlier line first."""
+    """Return the candidates of each stream, the most likely cause first; equal candidates are in order of lines."""
     candidates: list[LogCandidate] = []
     for stream in log.streams:
         candidates += sorted(_of_stream(stream, log), key=lambda candidate: (candidate.order, candidate.line.line))
@@ -153,8 +153,8 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
 def _weight(hit: LogHit, since: int, until: int) -> Weight:
     """Return the weight of a hit.
 
-    The program survived a plain hit with fewer than ``since`` ordinary lines before, and any hit but a decisive one if
-    it reported at most ``until`` steps before, since it reported many more after it.
+    The program survived a plain hit if fewer than ``since`` ordinary lines precede it. The program survived any hit
+    that is not decisive if at most ``until`` reports of steps precede it, since then many more reports follow it.
     """
     continued = hit.weight is Weight.PLAIN and hit.ordinary_before < since
     stepped = hit.weight < Weight.DECISIVE and hit.steps_before <= until
@@ -162,7 +162,7 @@ def _weight(hit: LogHit, since: int, until: int) -> Weight:
 
 
 def _of_chain(stream: StreamFindings, chain: list[RaisedException], continued: bool) -> LogCandidate:
-    """Return the cause of a chain of exceptions: the first that a rule stronger than weak matches.
+    """Return the cause of a chain of exceptions: the first exception that matches a rule that is stronger than weak.
 
     Args:
         stream: The stream of the exceptions.
@@ -171,7 +171,7 @@ def _of_chain(stream: StreamFindings, chain: list[RaisedException], continued: b
     """
     strong = [raised for raised in chain if raised.rule is not None and raised.rule.weight > Weight.WEAK]
     cause = (strong or chain)[0]
-    # An exception of the script precedes a consequence: a KeyError may lead to a closed connection.
+    # An exception of the script counts more than a consequence: a KeyError may lead to a closed connection.
     if chain[0].rule is None and cause.rule is not None and cause.rule.role.is_consequence:
         cause = chain[0]
     rule = cause.rule or USER_EXCEPTION

@@ -1,4 +1,4 @@
-"""The first cause of a failure: among the logs of all ranks, or in the output of one rank."""
+"""Finds the first cause of a failure, in the logs of all ranks or in the output of one rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everstep.model.finding import Owner
 
 @dataclass(frozen=True, slots=True)
 class OtherCandidate:
-    """All candidates of one reason, beside the cause."""
+    """All candidates of one reason that is not the reason of the cause."""
 
     fault: FaultClass
     owner: Owner
@@ -80,7 +80,7 @@ class LogVerdict:
 ABORT = "sigabrt"
 """The rule of lines that show that a process aborted itself."""
 CLOCKS_S = 1.0
-"""Times in different logs that differ by less, seconds, have no order: the clocks of machines differ."""
+"""Times in different logs that differ by at most this many seconds show no order, since clocks of machines differ."""
 EVIDENCE = 8
 """Number of lines of the cause that a verdict keeps."""
 OTHERS = 12
@@ -91,9 +91,10 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
     """Return the verdict over all logs of one failure.
 
     A cause outranks the end of a process, and an end outranks a consequence. Among ends, and among consequences, a
-    decisive line outranks a line that the program may have survived. If candidates of several rules remain, the first
-    of each log counts, then the most certain, then the earliest if the times differ by more than clocks do. If none of
-    these decides, the class is unknown and the verdict names all candidates.
+    decisive line outranks a line that the program may have survived. If candidates of several rules remain, only the
+    first candidate of each log counts. Of these, the most certain candidate counts. If several are equally certain, the
+    earliest counts, provided that the times differ by more than clocks do. If none of these decides, the class is
+    unknown and the verdict names all candidates.
 
     Args:
         logs: The scanned logs, one for each file or rank.
@@ -127,7 +128,7 @@ def first_cause(logs: Iterable[ScannedLog], exit_code: int | None = None) -> Log
         return _without_cause(reading, candidates, lines)
     best = min(candidate.order for candidate in considered)
     top = [candidate for candidate in considered if candidate.order == best]
-    # For causes, their order in time counts more than the certainty of each.
+    # Among causes, the order in time counts more than the certainty.
     if best[0] == Role.CAUSE:
         top = [candidate for candidate in considered if candidate.rule.role is Role.CAUSE]
     elif (
@@ -154,7 +155,7 @@ ENDED_BY_SIGNAL = frozenset({FaultClass.CRASHED, FaultClass.KILLED, FaultClass.T
 
 
 def _has_finished(logs: Sequence[ScannedLog], considered: Sequence[LogCandidate], reading: ExitReading | None) -> bool:
-    """Return whether the program had done its work before all that went wrong, and only ended badly."""
+    """Return whether the program had done its work before anything went wrong, so that only its end failed."""
     by_source = {log.source: log for log in logs}
     if not considered:
         ended = reading is not None and reading.fault in ENDED_BY_SIGNAL
@@ -173,13 +174,19 @@ def _finished_before(log: ScannedLog, rank: int | None, line: int) -> bool:
 
 
 def _without_explained_aborts(considered: Sequence[LogCandidate]) -> list[LogCandidate]:
-    """Return the candidates without aborts that a consequence in the same log explains, as NCCL's watchdog does."""
+    """Return the candidates without the aborts that a consequence in the same log explains.
+
+    For example, NCCL's watchdog aborts a process that waited in vain.
+    """
     waits = {one.line.source for one in considered if one.rule.role in (Role.WAIT, Role.LOSS)}
     return [one for one in considered if one.rule.name != ABORT or one.line.source not in waits]
 
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
-    """Return the cause and how it was told apart; None and why not, if candidates of several rules remain."""
+    """Return the cause, and how it was told apart from other candidates.
+
+    If candidates of several rules remain, return None and the reason.
+    """
     clear = [candidate for candidate in top if not candidate.rule.vague]
     if any(candidate.rule is not USER_EXCEPTION for candidate in clear):
         top = clear
@@ -237,7 +244,7 @@ def _verdict(
 
 
 def _without_cause(reading: ExitReading | None, candidates: Sequence[LogCandidate], lines: int) -> LogVerdict:
-    """Return the verdict if the logs show no cause: that of the exit code, if it is known."""
+    """Return the verdict if the logs show no cause: the verdict of the exit code, if the code is known."""
     others = _others(candidates, "")
     if reading is None:
         return LogVerdict(FaultClass.UNKNOWN, Owner.UNKNOWN, "no-known-line", others=others, lines=lines)
@@ -253,7 +260,7 @@ def _without_cause(reading: ExitReading | None, candidates: Sequence[LogCandidat
 
 
 def _others(candidates: Sequence[LogCandidate], cause: str) -> tuple[OtherCandidate, ...]:
-    """Return the candidates of all rules but that of the cause, causes first."""
+    """Return the candidates of all rules except the rule of the cause. Candidates whose role is a cause are first."""
     by_rule: dict[str, list[LogCandidate]] = defaultdict(list)
     for candidate in candidates:
         if candidate.rule.name != cause:
@@ -288,7 +295,7 @@ _MATCHER = LineMatcher()
 
 
 def classification(exception: str, log_tail: str, exit_code: int | None) -> Classification:
-    """Return the class of a rank's end in the form that is stored; the arguments are those of ``classify_end``."""
+    """Return the class of a rank's end in the form that is stored. ``classify_end`` has the same arguments."""
     verdict = classify_end(exception, log_tail, exit_code)
     return Classification(
         fault=verdict.fault.value,

@@ -1,4 +1,4 @@
-"""The form of a classification rule: what a kind of log line looks like, and what it means."""
+"""Defines the form of a classification rule: what a kind of log line looks like, and what it means."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ MAYBE_HARDWARE = frozenset(
         FaultClass.HANG,
     }
 )
-"""Classes of faults that a GPU or the network may cause even if the owner is not known: code alone is not to blame."""
+"""Classes of faults that a GPU or the network may cause even if the owner is not known, so the code is not blamed
+alone."""
 
 
 class Role(IntEnum):
@@ -115,8 +116,8 @@ class LogRule:
     fault: FaultClass
     owner: Owner
     hints: str
-    """Lower-case texts, separated by ``|``. A line of this kind has at least one of them: a fast check before the
-    pattern."""
+    """Lower-case texts, separated by ``|``. A line of this kind has at least one of them. The search for them is a fast
+    check before the pattern is tried."""
     pattern: str
     """Regular expression, searched for in the line without regard to case."""
     source: str
@@ -128,7 +129,8 @@ class LogRule:
     role: Role = Role.CAUSE
     weight: Weight = Weight.PLAIN
     vague: bool = False
-    """The line says that something failed, but not why: a further line of its message, or another cause, is clearer."""
+    """The line says that something failed, but not why. A further line of its message, or another cause, may be
+    clearer."""
 
     def is_in(self, line: str, lowered: str = "") -> bool:
         """Return whether a line is of this kind; ``lowered`` is the line in lower case, if the caller has it."""

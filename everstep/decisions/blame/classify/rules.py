@@ -1,4 +1,4 @@
-"""All classification rules, and the search for the rule that a line matches."""
+"""Lists all classification rules, and finds the rule that a line matches."""
 
 from __future__ import annotations
 
@@ -143,23 +143,27 @@ TRIGGERS = (
     b"uncorrectable",
     b"nvrm",
 )
-NAN = re.compile(rb"nan\b(?! iterations)")
-"""A further trigger, for lower case. Megatron-LM writes the number of nan iterations at each step."""
-STEPS = tuple(re.compile(text) for text in (rb"loss[^\w\n]{1,4}(?:\d|nan)", rb"step[^\w\n]{1,9}\d", rb"it/s", rb"s/it"))
-"""What a line that reports a step of the training has, in lower case."""
 """Lower-case texts. Only a line with at least one of them is compared with the rules, which saves most of the time. A
 test checks that each example of each rule has one."""
+NAN = re.compile(rb"nan\b(?! iterations)")
+"""A further trigger, for text in lower case. It leaves out "nan iterations", whose number Megatron-LM writes at each
+step."""
+STEPS = tuple(re.compile(text) for text in (rb"loss[^\w\n]{1,4}(?:\d|nan)", rb"step[^\w\n]{1,9}\d", rb"it/s", rb"s/it"))
+"""The patterns of a report of a training step, for text in lower case."""
 SHAPES_KEPT = 8192
 """Number of line shapes whose rule is remembered."""
 CHARACTERS_READ = 2000
-"""Number of characters of a line that are compared with the rules. Of a longer line, its beginning and its last quarter
-of this number count."""
-# Numbers that may differ between lines of one shape. A short number is none of them: it may be an Xid or a signal.
+"""Number of characters of a line that are compared with the rules. Of a longer line, three quarters of these characters
+are its beginning, and one quarter is its end."""
+# Numbers that may differ between lines of one shape. A short number may not, since it may be an Xid or a signal.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+(?:[.:,]\d+)+|\d{4,}|(?<=[Rr]ank )\d+|(?<=\[rank)\d+|(?<=\[default)\d+")
 
 
 class LineMatcher:
-    """The search for the rule of a line. It remembers the rule of each line shape: thousands of ranks write alike."""
+    """The search for the rule of a line.
+
+    It remembers the rule of each line shape, since thousands of ranks write similar lines.
+    """
 
     def __init__(self) -> None:
         self._rule_of_shape: dict[str, LogRule | None] = {}
@@ -168,7 +172,7 @@ class LineMatcher:
         """Return the first rule that a line without prefix matches; None if no rule matches."""
         if len(line) > CHARACTERS_READ:
             line = line[: CHARACTERS_READ - CHARACTERS_READ // 4] + line[-CHARACTERS_READ // 4 :]
-        shape = line if "Xid (" in line else _VARYING.sub("0", line)  # the registers of an Xid decide
+        shape = line if "Xid (" in line else _VARYING.sub("0", line)  # the registers of an Xid may decide its rule
         try:
             return self._rule_of_shape[shape]
         except KeyError:

@@ -1,7 +1,7 @@
-"""The scanner of a log of any size: it keeps exceptions and the few lines that match a rule.
+"""Scans a log of any size, and keeps exceptions and the few lines that match a rule.
 
-It searches the bytes of the log for the triggers of ``rules.py``, and decodes only lines with a trigger; inside a
-traceback it reads every line. What it keeps does not grow with the log.
+The scanner searches the bytes of the log for the triggers of ``rules.py``, and decodes only lines with a trigger.
+Inside a traceback it reads every line. What it keeps does not grow with the log.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def _number_in(match: re.Match[str] | None) -> int | None:
 
 
 def is_survived(line: str) -> bool:
-    """Return whether the program survived the event of a line: it is a mild message, or the operation is tried again.
+    """Return whether the program survived the event of a line: the line is mild, or the operation is tried again.
 
-    The level "warning" proves nothing in lines of NCCL and of Kubernetes, which use it for fatal events too. A tool
-    that only reports on the machine ends no training if it is missing.
+    The level "warning" proves nothing in lines of NCCL and of Kubernetes, which use it for fatal events too. If a tool
+    that only reports on the machine is missing, the training does not end.
     """
     return _MILD.search(line) is not None or is_retried(line)
 
@@ -110,7 +110,7 @@ def is_retried(line: str) -> bool:
 
 
 def time_of(line: str) -> float | None:
-    """Return the date and time in a line (about ISO 8601) as seconds since 1970; None if the line has none.
+    """Return the date and time in a line (similar to ISO 8601) as seconds since 1970; None if the line has none.
 
     A time without a zone counts as UTC: all logs of a job are assumed to be in one zone.
     """
@@ -137,11 +137,11 @@ STREAMS = 100_000
 TIME_WITHIN = 2000
 """Number of bytes before a line that are searched for a time, if the line has none."""
 BLOCK_LINES = 400
-"""Length of a traceback, lines, from which on it is dropped; its last line then counts without it."""
+"""A traceback with this many lines is dropped. The line that names its exception then counts without the traceback."""
 OPEN_LINES = 200_000
 """Number of lines of the log, of all ranks, within which a traceback has to end."""
 ALIKE = 60
-"""Number of characters by which an exception is recognized again."""
+"""Number of characters that are compared to recognize an exception again."""
 PREFIX_BEGINS = set("[(0123456789")
 """The characters with which a further part of a prefix may begin."""
 MESSAGE_LINES = 12
@@ -165,27 +165,27 @@ OF_SCRIPTS = frozenset(
 )
 """Exceptions that Python code raises about its own values; no driver or library reports a fault of hardware by them."""
 UNCAUGHT = "uncaught-cpp-exception"
-"""The rule of the line before the message of a C++ exception."""
+"""Name of the rule for the line that precedes the message of a C++ exception."""
 MESSAGE = "what():"
-"""What the message of a C++ exception begins with."""
+"""The beginning of the message of a C++ exception."""
 
 
 class _Line(NamedTuple):
-    """One line of a log, and where it lies."""
+    """One line of a log, and its position."""
 
     raw: str
     """The line without control characters."""
     text: str
-    """The line without its prefix, too."""
+    """The line without control characters and without its prefix."""
     rank: int | None
     """The rank that the prefix names."""
     number: int
     flat: bytes
-    """The piece of the log with the line; each line of it ends with a newline."""
+    """The piece of the log that contains the line. Each line of the piece ends with a newline."""
     at: int
     """The position of the line in the piece."""
     before: bytes
-    """The last text before the piece."""
+    """The end of the text before the piece."""
 
     def time(self) -> float | None:
         """Return the time of the line, or of the last line before it that has a time."""
@@ -199,7 +199,7 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenTraceback:
-    """A traceback of which the exception has not been read yet."""
+    """A traceback whose exception has not been read yet."""
 
     begun: int
     """The number of its first line."""
@@ -244,7 +244,10 @@ class LogScanner:
                 self._read(unread[:end])
 
     def raised_last(self, exception: str) -> bool:
-        """Return whether an exception is the last one so far. Lines may be cut, so that its beginning is compared."""
+        """Return whether an exception is the last one so far.
+
+        Only the beginning of a long line is compared, since lines may be cut.
+        """
         last = max(
             (stream.chains[-1][-1] for stream in self._streams.values() if stream.chains),
             key=lambda raised: raised.line,
@@ -271,8 +274,8 @@ class LogScanner:
         )
 
     def _read(self, piece: bytes) -> None:
-        """Read a part of the log that ends with a line."""
-        # A progress bar ends its lines with \r alone. They are lines here, but do not count in line numbers.
+        """Read a part of the log that ends with a complete line."""
+        # A progress bar ends its lines with \r alone. These are lines here, but do not count in line numbers.
         flat = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
         lowered = flat.lower()
         triggered = triggered_lines(lowered)
@@ -300,7 +303,7 @@ class LogScanner:
         self._before = (self._before + flat[-TIME_WITHIN:])[-TIME_WITHIN:]
 
     def _count_steps(self, lowered: bytes, begin: int, end: int) -> None:
-        """Count the reports of steps. Those before the first finding do not matter."""
+        """Count the reports of steps. Reports before the first finding are not counted, since they do not matter."""
         if begin < end and (self._streams or self._finished):
             self._steps += sum(1 for step in STEPS for _ in step.finditer(lowered, begin, end))
 
@@ -394,7 +397,8 @@ class LogScanner:
                 self._stream(rank).hit(hit)
 
     def _keep_uncaught(self) -> None:
-        """Keep the first C++ exception whose message has not been read: the message told nothing more."""
+        """Record the oldest C++ exception that waits for its message: the message names no clearer cause, or never
+        came."""
         rank, hit = self._uncaught.popleft()
         self._stream(rank).hit(hit)
 
@@ -402,7 +406,7 @@ class LogScanner:
         """Record the exception that a line names."""
         rule = self._matcher.rule_of(line.text)
         if rule is not None and rule.owner in OF_HARDWARE and exception_name(line.text) in OF_SCRIPTS:
-            rule = None  # the script speaks of such a fault: drivers and libraries raise other exceptions
+            rule = None  # the script only mentions such a fault: drivers and libraries raise other exceptions
         raised = RaisedException(
             line.number,
             line.text[:SHOWN],
@@ -423,7 +427,7 @@ class LogScanner:
         }
 
     def _stream(self, rank: int | None) -> StreamFindings:
-        """Return the stream of a rank; of a line without a rank, the stream of the log's own rank."""
+        """Return the stream of a rank; for a line without a rank, return the stream of the log's own rank."""
         rank = self._rank if rank is None else rank
         stream = self._streams.get(rank)
         if stream is None:

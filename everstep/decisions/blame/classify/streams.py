@@ -1,4 +1,4 @@
-"""What a scan keeps of a log: matched lines and exceptions, in one stream for each rank that the log shows."""
+"""Stores what a scan keeps of a log: matched lines and exceptions, in one stream for each rank that the log shows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogHit:
 
 @dataclass(slots=True)
 class RaisedException:
-    """An exception, from a traceback or from the last line of one."""
+    """An exception, from a complete traceback or only from its last line."""
 
     line: int
     """The number of the line that names the exception."""
@@ -57,7 +57,7 @@ class StreamFindings:
     recent: deque[LogHit] = field(default_factory=lambda: deque(maxlen=RECENT))
     counts: dict[str, int] = field(default_factory=dict)
     chains: deque[list[RaisedException]] = field(default_factory=lambda: deque(maxlen=8))
-    """The last chains of exceptions; in each chain, an exception precedes those that it caused."""
+    """The last chains of exceptions. In each chain, an exception precedes the exceptions that it caused."""
     linked: bool = False
     """The next exception belongs to the last chain."""
     before_last: bool = False

@@ -1,4 +1,4 @@
-"""Python tracebacks: the name of the exception, and its position in the user's code."""
+"""Reads Python tracebacks: the name of the exception, and its position in the user's code."""
 
 from __future__ import annotations
 

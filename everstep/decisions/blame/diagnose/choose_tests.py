@@ -1,4 +1,4 @@
-"""The choice of diagnostic tests for a symptom (ByteRobust, section 4.2 and figure 5).
+"""Chooses the diagnostic tests for a symptom (ByteRobust, section 4.2 and figure 5).
 
 ``ROWS`` is a table: the first row that fits a failure counts. As in the paper, tests of a single machine come before
 tests of two machines.

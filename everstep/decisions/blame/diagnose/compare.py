@@ -1,4 +1,4 @@
-"""Faults that only a comparison of machines shows: other bits, a low bandwidth, a test that fails on one machine only.
+"""Finds faults that only a comparison of machines shows: other bits, a low bandwidth, a test that only one fails.
 
 For bitwise alignment (ByteRobust, section 4.2), all machines do the same calculation, and the digests of its results
 are compared among machines of one kind. A machine is named only if more than half of the machines of its kind agree on
@@ -99,7 +99,7 @@ SOFTWARE = ", torch "
 
 
 def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict[str, str]]:
-    """Return machine → test → how the test broke there, if most machines of its kind pass the test.
+    """Return machine → test → how the test broke on it, if most machines of the same kind pass the test.
 
     Args:
         results: Machine → the results of its own tests. A machine of unknown kind gets no entry.

@@ -1,4 +1,4 @@
-"""The diagnosis of several machines, from the results of their own tests and from comparisons between them."""
+"""Diagnoses machines from the results of their own tests and from comparisons between them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
 
 
 def unsure_tests(diagnosis: Diagnosis) -> list[str]:
-    """Return the tests with an unsure fault, which counts only if a second test confirms it, in the order of tests."""
+    """Return the tests that found an unsure fault, in the order of tests.
+
+    Such a fault counts only if a second test confirms it.
+    """
     tests = {
         finding.inspection
         for machine in diagnosis.machines
@@ -192,7 +195,7 @@ def _compare_pairs(
         }
         pair_passed = passed(of_test, test, shares)
         judged = judge_pairs(involved, pair_passed)
-        # Other work may lower a bandwidth. So a machine is named for sure only if it is named without the slow pairs.
+        # Other work may lower a bandwidth. So a machine is named for sure only if it is also named without slow pairs.
         sure = judge_pairs(involved, pair_passed | dict.fromkeys(slow)).machines
         links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in judged.links]
         for names, reason in ((judged.machines, reasons.FAILS_WITH_ALL), (judged.unsure, reasons.FAILS_UNSURE)):
@@ -239,7 +242,8 @@ def _of_links(diagnosis: Diagnosis) -> list[tuple[str, Finding]]:
     """Return findings for broken links: if the machines of these findings leave, all other links work.
 
     A broken link may be the fault of either machine, and the job cannot run over it. The machine with the most broken
-    links gets the finding; of two equal machines the later one, because the first one has the rendezvous store.
+    links gets the finding. If two machines have equally many, the later machine in the job's order gets it, because the
+    first machine has the rendezvous store.
     """
     left, findings = list(diagnosis.links), []
     machines = [*(tested.machine for tested in diagnosis.machines), *(name for link in left for name in link.machines)]

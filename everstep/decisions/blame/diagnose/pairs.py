@@ -1,4 +1,4 @@
-"""The tests of pairs of machines: their rounds, and the machines and links at fault.
+"""Plans the rounds of tests of pairs of machines, and finds the machines and links at fault.
 
 Each machine is tested with one neighbour and, in a second round, with its other neighbour (ByteRobust, section 4.2). An
 odd number of machines needs a third round. A machine that passed once works. A machine that failed with two working
@@ -24,7 +24,7 @@ def pair_of(one: str, other: str) -> Pair:
 FURTHER_ROUNDS = 8
 """Largest number of rounds after the shifted rounds; a machine that is not judged by then stays unknown."""
 FAILURES = 2
-"""Least number of working machines with which a machine at fault failed."""
+"""A machine is at fault if it failed with at least this many working machines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The reason codes of findings from a comparison of machines."""
+"""Defines the reason codes of findings from a comparison of machines."""
 
 from __future__ import annotations
 

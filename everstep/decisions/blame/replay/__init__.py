@@ -1,1 +1,1 @@
-"""The replay of a job on groups of machines to identify a machine that computes wrongly; pure functions."""
+"""Pure functions for the replay of a job on groups of machines, which finds a machine that computes wrongly."""

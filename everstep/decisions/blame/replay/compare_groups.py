@@ -1,8 +1,8 @@
-"""The conclusion of a replay from its trials: which groups crashed, hung, computed NaN, or computed other bits.
+"""Draws the conclusion of a replay from its trials: which groups crashed, hung, computed NaN, or computed other bits.
 
-ByteRobust (section 6) compares the groups of a phase. Here all groups of both phases and of all repeats are compared:
-they run the same script with the same sizes from the same beginning, so all should compute the same. If a phase has
-only two groups, the groups of the other phase show which of them is right.
+ByteRobust (section 6) compares the groups of a phase. Here all groups of both phases and of all repeats are compared.
+They run the same script with the same sizes from the same beginning, so all should compute the same. If a phase has
+only two groups, the groups of the other phase show which of the two is right.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STARTED = frozenset({RunEnd.RAN, RunEnd.HUNG, RunEnd.SLOW, RunEnd.NOT_FINITE})
 TRIES = 2
 """A group that never completed a first step is faulty only after this many trials."""
 LEAST_SHOWN = 4
-"""A single machine is named only after this many faulty trials of its groups: after fewer trials, chance may be the
-reason, since any row and any column have a machine in common."""
+"""A single machine is named only after this many faulty trials of its groups. After fewer trials, chance may be the
+reason, since each row has a machine in common with each column."""
 LISTED = 4
 """Number of groups and machines in a text."""
 EVIDENCE = 6
@@ -61,9 +61,9 @@ def _kind(run: GroupRun) -> Kind:
 def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[Kind, GroupRun]:
     """Return kind → a trial whose result is right, since two groups without a common machine agree on it.
 
-    Groups that agree but have a common machine may have the same error. Their result counts only if there is no better
-    one, and if one machine is in all groups with another result. If two results count, neither is right for certain,
-    and the kind has no entry.
+    Groups that agree but have a common machine may have the same error. Their result counts only if no groups without a
+    common machine agree, and if one machine is in all groups with another result. If two results count, neither is
+    right for certain, and the kind has no entry.
     """
     members = {group.name: frozenset(group.machines) for group in plan.groups}
     kinds: dict[Kind, dict[str, list[GroupRun]]] = defaultdict(lambda: defaultdict(list))
@@ -82,7 +82,7 @@ def usual_of(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[Kind, GroupRun]
 
 
 def _independent(groups: Sequence[frozenset[int]]) -> bool:
-    """Return whether two of these groups have no common machine, which could cause the same error in both."""
+    """Return whether two of these groups have no common machine. Such a machine could cause the same error in both."""
     return any(one.isdisjoint(other) for one, other in combinations(groups, 2))
 
 
@@ -134,8 +134,8 @@ def judge_runs(plan: ReplayPlan, runs: Sequence[GroupRun]) -> dict[str, GroupVer
 def _never_started(plan: ReplayPlan, runs: Sequence[GroupRun]) -> frozenset[str]:
     """Return the groups that are faulty because they never completed a first step.
 
-    A healthy machine, too, may start slowly. So such groups are faulty only if each of them was tried again, all other
-    groups started, and they are exactly the groups of one machine.
+    A healthy machine may also start slowly. So groups that never started are faulty only if each of them was tried
+    again, all other groups started, and they are exactly the groups of one machine.
     """
     started, tries = {run.group for run in runs if run.end in STARTED}, Counter[str]()
     for run in runs:
@@ -152,7 +152,7 @@ def _judged(run: GroupRun, usual_of_kind: Mapping[Kind, GroupRun], *, broke: boo
         return GroupVerdict(True, f"{run.end}: {run.why}" if run.why else str(run.end))
     if run.end is not RunEnd.RAN:
         return GroupVerdict(None, run.why or str(run.end))
-    # If trials broke, that is the fault to be found, and a trial that reached its end does not have it.
+    # If some trials broke, the replay looks for that fault, and a trial that reached its end does not have it.
     uncompared = False if broke else None
     if not answer_of(run):
         return GroupVerdict(uncompared, "its script reports neither losses nor a state: there is nothing to compare")
@@ -239,9 +239,9 @@ def conclude(
 def _may_be_chance(conclusion: ReplayConclusion, judged: Sequence[GroupVerdict]) -> bool:
     """Return whether the faulty groups do not name a machine yet, because chance explains them as well.
 
-    A script that sometimes crashes, or computes other bits, does so in groups at random, and any row and any column
-    have a machine in common. So the groups of a single machine have to show the fault several times in all, and each
-    group of several machines has to show it again.
+    A script that sometimes crashes, or computes other bits, does so in groups at random, and each row has a machine in
+    common with each column. So if a single machine is suspected, its groups have to show the fault several times in
+    total. If several machines are suspected, each faulty group has to show the fault at least twice.
     """
     bad = [verdict for verdict in judged if verdict.faulty]
     by_chance = [verdict for verdict in bad if verdict.ends <= BY_CHANCE]
@@ -305,7 +305,7 @@ def _groups(groups: Mapping[str, str]) -> str:
 
 
 def is_settled(replayed: Replayed) -> bool:
-    """Return whether another repeat would change nothing: machines are named, or none can be."""
+    """Return whether another repeat would change nothing: machines are named, or no machine can be named."""
     return replayed.found in {
         ReplayConclusion.ONE,
         ReplayConclusion.SEVERAL,

@@ -1,4 +1,4 @@
-"""The jobs of a replay: whether a job can be replayed, in which groups, and what each group runs."""
+"""Decides whether a job can be replayed, in which groups, and what each group runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def repeats_of(policy: RecoveryPolicy, runs: Iterable[GroupRun] = (), *, seen: b
         policy: The policy, with the required certainty.
         runs: The trials so far. If a group did not start, there is a second repeat.
         seen: Whether groups showed a fault that names no machine yet. The fault has to show in a row and in a
-            column, so each of the two may miss it with at most half of the permitted probability.
+            column. So the row and the column may each miss it with at most half of the permitted probability.
     """
     repeats = -(-runs_needed(policy.replay.fault_share, policy.replay.miss_probability) // 2)
     again = seen or any(run.end is RunEnd.NOT_STARTED for run in runs)

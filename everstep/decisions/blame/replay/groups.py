@@ -1,14 +1,14 @@
-"""Groups of machines for a dual-phase replay (ByteRobust, section 6, algorithm 1).
+"""Forms the groups of machines for a dual-phase replay (ByteRobust, section 6, algorithm 1).
 
-The job's script runs again on groups of machines: in the first phase by rows, ``x // m``, in the second phase by
-columns, ``x mod n``. Machine x is in one group of each phase. So a machine at fault shows in both phases, and its two
-groups have few machines in common. All groups of a phase run at once.
+The job's script runs again on groups of machines. Machine x is in row ``x // m`` in the first phase, and in column
+``x mod n`` in the second phase. So a machine at fault shows in both phases, and its two groups have few machines in
+common. All groups of a phase run at once.
 
-TP, PP and every other size that splits the model stay. The data parallel sizes shrink, so that a group has complete
-replicas of the model.
+The sizes that split the model, e.g. TP and PP, stay the same. The data parallel sizes shrink, so that a group has
+complete replicas of the model.
 
-If the machines do not divide into groups of one size, the last groups are filled with machines of other groups, and run
-after these in a further *wave*. (This is everstep's.)
+If the machines do not divide into groups of one size, the last groups are filled with machines of other groups. The
+filled groups run after the other groups, in a further *wave*. (This rule is everstep's own.)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def replica_machines(topology: Topology) -> int:
 
 
 def group_size(machines: int, unit: int) -> int:
-    """Return the number of machines of a group: as large as possible, if a single fault is to name one machine only.
+    """Return the number of machines of a group: the largest number with which a single fault names only one machine.
 
     Args:
         machines: The number of machines to be tested.
@@ -135,7 +135,7 @@ def _phase(name: str, groups: Sequence[Sequence[int]], machines: int) -> ReplayP
     for number, positions in enumerate(groups):
         own = [x for x in positions if x < machines]
         others = (x for x in range(machines) if x not in own)
-        # The machines that have been lent least often are lent first: none runs much more often than the others.
+        # The machines that have been lent least often are lent first, so no machine runs much more often than others.
         filling = sorted(others, key=lambda x: (lent.get(x, 0), x))[: len(positions) - len(own)]
         for x in filling:
             lent[x] = lent.get(x, 0) + 1

@@ -1,7 +1,7 @@
-"""The trials of groups in their stored form, which keeps a replay of thousands of machines small.
+"""Shortens the trials of groups for storage, so that a replay of thousands of machines stays small.
 
-A stored trial has a limited size. Of several trials of a group with the same result, the first one is kept, with their
-number. The conclusion (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) stays the same.
+A stored trial has a limited size. If several trials of a group have the same result, only the first is kept, with the
+number of these trials. The conclusion (:func:`everstep.decisions.blame.replay.compare_groups.conclude`) stays the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from everstep.model.replay import GroupRun, RunEnd
 LETTERS = 16
 """The number of letters of a digest."""
 DIGESTS = 64
-"""The largest number of digests for a trial's losses, and for its states. If there are more, neighbours share one."""
+"""The largest number of digests for a trial's losses, and for its states. If there are more, neighbouring digests are
+combined."""
 IN_FULL = 4
 """The number of different answers of a group whose digests are kept; of further answers only one digest is kept."""
 WHY = 300
@@ -58,10 +59,10 @@ def answer_of(run: GroupRun) -> str:
 
 
 def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
-    """Combine the trials of a group with the same result: keep the first, with their number, last repeat and seconds.
+    """Combine the trials of a group with the same result.
 
-    Names of machines are dropped, since the plan has them. So are the digests of a trial that broke: they are not
-    compared.
+    The first trial is kept, with the number of trials, the last repeat, and the sum of the seconds. Names of machines
+    are dropped, since the plan has them. The digests of a trial that broke are dropped too: they are not compared.
     """
     folded: dict[tuple[str, ...], GroupRun] = {}
     in_full = Counter[str]()

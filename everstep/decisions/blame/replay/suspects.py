@@ -1,8 +1,8 @@
-"""The suspects of a replay, from the groups that showed a fault (ByteRobust, section 6, algorithm 1).
+"""Finds the suspects of a replay from the groups that showed a fault (ByteRobust, section 6, algorithm 1).
 
 A machine at fault makes each of its groups faulty. So a single machine explains the result if its groups are exactly
 the faulty groups. If no single machine does, all machines of which every group was faulty are suspects, although some
-of them may be healthy. (The second rule is everstep's.)
+of them may be healthy. (The second rule is everstep's own.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The vote on the machine that slows a running job down, from samples of all ranks.
+"""Votes, from samples of all ranks, on the machine that slows a running job down.
 
-ByteRobust groups stacks (section 5.1). In a job that steps, each sample finds its ranks elsewhere, so here each round
-counts how often a rank waits for others: the ranks of a slow machine wait less than their peers, who wait for them. A
-sample that does not show whether a rank waits does not count.
+ByteRobust groups stacks (section 5.1). But in a job that makes steps, each sample finds the ranks at different places.
+So here each round counts how often a rank waits for others. The ranks of a slow machine wait less than their peers,
+since the peers wait for them. A sample that does not show whether a rank waits does not count.
 
 The machine that has the flag in most rounds is evicted only if the CPU time of its ranks confirms it (``own_past``). So
 a healthy machine does not leave because the job's work is uneven, or because data is missing.
@@ -30,9 +30,10 @@ from everstep.model.topology import Topology
 FEWEST_SAMPLES = 3
 """A rank with fewer samples in a round does not count in this round."""
 LEAST = 0.2
-"""The share of samples in which an outlier computes is larger than that of its peers by at least this much …"""
+"""An outlier computes in a share of its samples that exceeds the usual share by at least this much."""
 ERRORS = 1.5
-"""… and by at least this many standard errors of a share that is estimated from so few samples."""
+"""The share of an outlier also exceeds the usual share by at least this many standard errors, since a share that is
+estimated from few samples is not exact."""
 WAITS = (LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.BELOW)
 
 
@@ -61,7 +62,7 @@ class RankAtWork(NamedTuple):
 def waits(at_work: RankAtWork) -> bool | None:
     """Return whether a rank waits for other ranks; None if the sample does not show it.
 
-    The backward pass, for example DDP's, may wait in C++: a rank that sleeps there waits.
+    The backward pass, for example DDP's, runs in C++ that may compute or wait. If a rank sleeps there, it waits.
     """
     trainer = at_work.sample.trainer
     if trainer is None or (trainer.leaf.kind is LeafKind.BELOW and not at_work.sleeps):
@@ -70,7 +71,7 @@ def waits(at_work: RankAtWork) -> bool | None:
 
 
 def count_samples(samples: Iterable[Mapping[int, RankAtWork]]) -> dict[int, SampleCounts]:
-    """Count the samples of each rank, and those in which it does work of its own."""
+    """Count the samples of each rank, and the samples in which the rank does work of its own."""
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for sample in samples:
         for rank, at_work in sample.items():
@@ -100,7 +101,7 @@ def round_of(counts: Mapping[int, SampleCounts], topology: Topology) -> Round:
 
 
 def _least_excess(usual: float, samples: int) -> float:
-    """Return the excess over the usual share from which a rank is an outlier: it is hardly reached by chance."""
+    """Return the least excess over the usual share that makes a rank an outlier. Chance alone hardly reaches it."""
     return max(LEAST, ERRORS * math.sqrt(usual * (1 - usual) / samples)) - 1e-9
 
 

@@ -1,4 +1,4 @@
-"""The cause of a slow job, from recorded timings: a machine or a group of machines, or the job itself."""
+"""Finds the cause of a slow job from recorded timings: a machine or a group of machines, or the job itself."""
 
 from __future__ import annotations
 

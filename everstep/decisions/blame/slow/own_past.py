@@ -1,9 +1,9 @@
-"""The comparison of ranks with their own CPU time before the job became slow, which confirms or refutes a vote.
+"""Compares ranks with their own CPU time before the job became slow, which confirms or refutes a vote.
 
-The growth of a rank's CPU time is compared with that of its peers in the same pipeline stage. A rank that always had
-more work than its peers shows no growth, unlike a rank on a machine that became slow. If a rank computes longer because
-it gets no CPU, its machine is the cause. If it uses the CPU for longer, it may have more work, which only the number of
-tokens can show.
+The growth of a rank's CPU time is compared with the growth for its peers in the same pipeline stage. A rank that always
+had more work than its peers shows no growth, unlike a rank on a machine that became slow. If a rank computes longer
+because it gets no CPU, its machine is the cause. If a rank uses the CPU for longer, it may have more work, which only
+the number of tokens can show.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def own_past(times: Mapping[int, RankTimes], machine: int, topology: Topology) -
 
 
 def _in_proportion(times: Mapping[int, RankTimes], own: Sequence[int], peers: Sequence[int]) -> bool:
-    """Return whether the peers' computing time grew by about the same factor as that of these ranks, or by more."""
+    """Return whether the peers' computing time grew by about the same factor as these ranks' time, or by more."""
     before, usual = _typical_s(times, own), _typical_s(times, peers)
     if before <= 0 or usual <= 0:
         return False

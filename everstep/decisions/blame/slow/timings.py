@@ -1,7 +1,8 @@
-"""The times of ranks for the parts of their steps, in comparable form.
+"""Makes the times of ranks for the parts of their steps comparable.
 
-A rank is compared with the ranks of its own pipeline stage, in the same operation, and by amount of work if that is
-known: stages may differ, and so may sequences. (ByteRobust, section 5.1, compares stacks instead.)
+A rank is compared with the ranks of its own pipeline stage, in the same operation, since stages may differ. The times
+are compared per amount of work if that is known, since sequences may differ. (ByteRobust, section 5.1, compares stacks
+instead.)
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _by_work(ranks: Mapping[int, Sequence[float]]) -> float:
 
 
 def stage_seconds(times: Iterable[PhaseTime], topology: Topology) -> dict[int, float]:
-    """Return stage → the mean computing time of a rank in a step, seconds: the median over the ranks."""
+    """Return stage → the median, over its ranks, of a rank's mean computing time in a step, seconds."""
     sums: dict[int, float] = defaultdict(float)
     steps: dict[int, set[int]] = defaultdict(set)
     for timing in times:

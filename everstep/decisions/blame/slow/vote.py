@@ -1,8 +1,8 @@
-"""The vote on what slows a job down (ByteRobust, section 5.1).
+"""Votes on what slows a job down (ByteRobust, section 5.1).
 
-In each round, the group with most outliers gets a flag. The group with the most flags slows the job down. ByteRobust
-does not define the outliers. Here an outlier computes a tenth longer than its peers at the same work, in most steps of
-the round, and the smallest group is a machine.
+In each round, the group with the most outliers gets a flag. The group with the most flags slows the job down.
+ByteRobust does not define the outliers. Here an outlier computes a tenth longer than its peers at the same work, in
+most steps of the round, and the smallest group is a machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SlowVerdict:
     flags: int = 0
     """The number of rounds with that flag."""
     slowdown: float = 1.0
-    """The computing time of the slow ranks divided by that of their peers: 1.25 is a quarter longer."""
+    """The computing time of the slow ranks divided by their peers' computing time: 1.25 is a quarter longer."""
     rounds: tuple[Round, ...] = ()
     stages: tuple[tuple[int, float], ...] = ()
     """Each pipeline stage with the computing time of one of its ranks in a step, seconds."""
@@ -59,7 +59,7 @@ ROUNDS = 5
 LEAST_FLAGGED = 0.6
 """A group slows the job down if it has the flag in at least this share of the rounds: in three of five."""
 SLOW = 1.1
-"""A rank is slow in a step if its time is at least this many times that of its peers."""
+"""A rank is slow in a step if its time is at least this many times the time of its peers."""
 MOST_STEPS = 0.75
 """A rank is an outlier of a round if it is slow in at least this share of its steps; otherwise its work varies."""
 MOST_OF_JOB = 0.5
@@ -114,9 +114,10 @@ def _round(
 
 
 def most_outliers(outliers: Sequence[int], topology: Topology, limits: SlowLimits) -> ParallelGroup | None:
-    """Return the group with most outliers: the number of outliers minus that of other ranks on its machines is largest.
+    """Return the group for which the number of outliers minus the number of other ranks on its machines is largest.
 
-    Of equal groups, the one with the fewest machines counts, then a machine, then the group with the fewest ranks.
+    If several groups are equal, the group with the fewest machines counts. If these are equal too, a single machine
+    counts before a parallel group, and then the group with the fewest ranks counts.
     """
     candidates: dict[tuple[int, ...], ParallelGroup] = {}
     for rank in outliers:
