@@ -1,10 +1,10 @@
 """The base of all activities: an activity is an effect on the outside world that a workflow asks for.
 
-Each activity is a class derived from :class:`Activity`: its fields are the input, and the class has the name, the
-time limits, the line for people and the code. ``activities/registry.py`` lists all activities, and workflows start
-them by ``workflows.start_activity`` (ADR 0049). Workflows load these files, so heavy modules (agents, the ledger,
-stores) are imported inside the methods that use them. Inputs are stored in histories, so fields may only be added, and
-with defaults.
+Each activity is a class derived from :class:`Activity`. Its fields are the input. The class also has the name, the time
+limits, the code, and a line that describes the activity in Temporal's Web UI. ``activities/registry.py`` lists all
+activities, and workflows start them by ``workflows.start_activity`` (ADR 0049). Workflows load these files, so heavy
+modules (agents, the ledger, stores) are imported inside the methods that use them. Inputs are stored in histories, so
+fields may only be added, and with defaults.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def twice(limit: timedelta) -> Bounds:
 
 
 def within(limit: timedelta, retry: RetryPolicy = FAST_RETRY) -> Bounds:
-    """Return the bounds of an activity whose attempts must end within the limit, all together."""
+    """Return the bounds of an activity whose attempts must all end within the limit, counted from the first one."""
     return Bounds(limit, limit, retry)
 
 

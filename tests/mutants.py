@@ -1,9 +1,9 @@
 """Breaks one piece of code at a time and checks that a test fails: ``make mutants [ONLY=words]``.
 
 ``mutants.toml`` lists the changes, which are called mutants. There are mutants for each guarantee of
-docs/concepts/checkpoints.md, for each row of the table of dead parts in docs/architecture.md, and for changes that once
-no test noticed. It is an error if no test notices a mutant, or if the code to change does not exist any more. All runs
-use a copy of the tree.
+docs/concepts/checkpoints.md, for each row of the table in docs/architecture.md that says what happens when a part dies,
+and for changes that no test noticed in the past. It is an error if no test notices a mutant, or if the code to change
+does not exist any more. All runs use a copy of the tree.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _switch_to_wal(engine: Engine) -> None:
     while True:
         raw = engine.raw_connection()
         try:
-            # The switch to WAL needs the file for itself alone, and does not always wait until it gets it.
+            # The switch to WAL needs exclusive access to the file, and does not always wait until others close it.
             raw.cursor().execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:

@@ -157,8 +157,8 @@ class Ledger:
             )
 
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
-        """Close a job's newest run of those that had started by ``ended_ns``: a late attempt must not close a later
-        run."""
+        """Close the newest run of a job among the runs that had started by ``ended_ns``, so that a late attempt does
+        not close a later run."""
         with self._writing(job) as connection:
             run = run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
@@ -180,7 +180,8 @@ class Ledger:
         self._generation(job, generation, learned)
 
     def generation_stepped(self, job: str, generation: int, *, stepped_ns: int) -> None:
-        """Note when all ranks of a generation had stepped, or counted as alive if their steps cannot be seen."""
+        """Note when all ranks of a generation had completed a step. If their steps cannot be seen, it is the time at
+        which they counted as alive."""
         self._generation(job, generation, {"stepped_ns": stepped_ns or None})
 
     def _generation(self, job: str, generation: int, learned: dict[str, Any]) -> None:
@@ -200,7 +201,7 @@ class Ledger:
         self._incident(id, learned)
 
     def incident_evidence(self, id: str, evidence: Evidence) -> None:
-        """Keep the machines' evidence after the stop; the first evidence of an incident is never replaced."""
+        """Keep the evidence that the machines gave after the stop; an incident's first evidence is never replaced."""
         self._incident(id, {"evidence": as_json(evidence)})
 
     def incident_event(self, id: str, position: int, *, time_ns: int, stage: str, text: str) -> None:

@@ -161,7 +161,7 @@ class IncidentVerdicts(LedgerTable):
 
 
 class IncidentLooks(LedgerTable):
-    """One machine's answer about its ranks in a sample of an incident, in full."""
+    """The samples of an incident: one row has the full answer of one machine about its ranks."""
 
     __tablename__ = "incident_looks"
     __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
@@ -183,7 +183,7 @@ class CodeVersions(LedgerTable):
     run: Mapped[int] = mapped_column(ForeignKey("jobs.run"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     id: Mapped[str]
-    """The version's content address; empty: the version was not made."""
+    """The version's content address; empty: the version was requested, and its snapshot was never made."""
     status: Mapped[str]
     operator: Mapped[str]
     reason: Mapped[str]

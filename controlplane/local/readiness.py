@@ -60,7 +60,7 @@ class DeathWatch:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not empty; "" if there is no such line."""
+    """Return the last line with text in a log; "" if there is no such line."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
@@ -211,7 +211,7 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
 
 
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition is true; returns False if it is not within this many seconds."""
+    """Wait until a condition is true; returns False if it is still false after this many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -40,7 +40,7 @@ class RuleReport(BaseModel):
     """The result of a rule, and how well it would have done on the record; None: there is no record."""
 
     rule: Rule
-    """``binomial``: the rule of the paper; ``record``: everstep's rule."""
+    """``binomial``: the rule of the paper (ByteRobust); ``record``: everstep's rule."""
     standbys: int | None
     """Number of standbys; None: the record is too short for this rule."""
     days: int | None = None
@@ -144,7 +144,7 @@ def _rule(result: RuleResult, standbys: int | None) -> RuleReport:
 
 
 def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> FailureRecord | None:
-    """The failures in a ledger: machines that were evicted from jobs, since the first job.
+    """Return the failures since the ledger's first job: the machines that were evicted from jobs.
 
     Args:
         ledger: The open ledger.

@@ -51,7 +51,7 @@ class LastReport(BaseModel):
 
 
 async def die(client: Client, plan: Path, fault: dict[str, Any], result: Any) -> None:
-    """Have this worker killed and the result of the calling activity reported; returns only if that failed."""
+    """Let another process kill this worker and then report the activity's result; returns only if that failed."""
     info = activity.info()
     assert info.workflow_id is not None
     payloads = Payloads(payloads=await client.data_converter.encode([result]))

@@ -273,7 +273,7 @@ class SlotFile(SlotMapping):
         Args:
             completed_steps: Completed steps of the state.
             ends: Offsets in the payload. The next offset is requested only when the payload up to the previous offset
-                is hashed. So the bytes can be hashed while another thread copies them, when they are in the cache.
+                is hashed. So another thread can copy bytes while they are hashed, as long as they are in the cache.
 
         Raises:
             CorruptCheckpoint: the checksum differs.
@@ -300,7 +300,7 @@ class SlotFile(SlotMapping):
             )
 
     def close(self) -> None:
-        """Unmap the file, which is kept. Memory of views that still exist is unmapped together with them."""
+        """Unmap the file, which is kept. The memory of a view that still exists is unmapped with the view."""
         self._saving = None
         super().close()
 

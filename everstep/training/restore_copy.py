@@ -25,7 +25,8 @@ from everstep.training.layout import view_of
 PIECE = 256 << 10
 """Bytes of a piece; two pieces fit into a core's own cache."""
 LEAST_RUN = 64 << 10
-"""Pages are made present ahead only for at least this many bytes. For fewer bytes, page faults are as fast."""
+"""Pages of at least this many bytes are made present before they are copied. For fewer bytes, page faults are as
+fast."""
 
 Verify = Callable[[Iterable[int]], None]
 """Compares the checksum of the slot. It requests offsets from the iterable, hashes up to each of them, and hashes the

@@ -74,7 +74,7 @@ def test_anything_else_is_named(
 
 
 def a_rank(rank: int, folder: Path, results: Any) -> None:
-    """A rank with a sharded model, that reports alone: a collective in a report would wait for ever."""
+    """Run a rank whose model is sharded. The rank reports alone, so a collective in a report would wait for ever."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
@@ -87,7 +87,9 @@ def a_rank(rank: int, folder: Path, results: Any) -> None:
     model(torch.ones(1, 4) + rank).sum().backward()
     norm = DTensor.from_local(torch.tensor(1.0 + rank), mesh, [Partial()])
     whole = norm.full_tensor()
-    clipped: Any = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # whole or not, by version of torch
+    clipped: Any = nn.utils.clip_grad_norm_(
+        model.parameters(), 1.0
+    )  # some versions of torch return the whole norm, others a part
     replicated = distribute_tensor(torch.tensor(2.5), mesh, [Replicate()])
     found: dict[str, Any] = {"whole": whole.item(), "clipped": clipped.full_tensor().item()}
     if rank == 0:  # the other one does not report
@@ -112,7 +114,7 @@ def a_rank(rank: int, folder: Path, results: Any) -> None:
 
 
 def two_ranks(folder: Path, results: Any) -> None:
-    """Forked once everything is imported."""
+    """Fork two ranks after the slow imports, which both of them share."""
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
 

@@ -181,7 +181,7 @@ def test_a_change_outside_of_the_step_gives_the_save_up(
         training.first.step()
     checkpoint.wait()
     assert steps_in(shm / "c") == [1]
-    # From now on it waits: the same change does no harm.
+    # From now on the optimizer waits for the copy, so the same change does no harm.
     expected = training.snapshot()
     checkpoint.save(3)
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_slots_are_made_ready_between_saves(make: Callable[..., Checkpoint], shm
     path, deadline = shm / "c", time.monotonic() + 30
     checkpoint.save(1)
     checkpoint.wait()
-    if overlap:  # by the copying thread; without one each save sees to its own slot
+    if overlap:  # the copying thread fills the other slots; without that thread, each save fills its own slot
         while path.stat().st_blocks * 512 < path.stat().st_size:
             assert time.monotonic() < deadline
             time.sleep(0.01)
