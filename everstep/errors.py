@@ -22,7 +22,7 @@ class NoSuchJob(ConfigError):
 
 
 class TopologyError(EverstepError):
-    """Sizes do not multiply, or a rank or machine does not exist."""
+    """Sizes do not multiply to the number of ranks, or a rank or machine does not exist."""
 
 
 class CheckpointError(EverstepError):

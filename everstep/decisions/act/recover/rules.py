@@ -175,7 +175,7 @@ def search_for_newer(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def operator_must_decide(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """An operator has to decide how the job resumes: the fault's last incident was closed from outside."""
+    """An operator has to decide how the job resumes: its last incident of this fault was closed from outside."""
     return _park(facts.needs_operator) if facts.needs_operator else None
 
 
@@ -303,7 +303,7 @@ def newer_may_exist(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | No
 
 
 def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """The job would begin from nothing although copies of its state exist, which are out of reach."""
+    """The job would begin from nothing, although copies of its state exist that cannot be reached now."""
     if facts.restore_step > 0 or not facts.unreached:
         return None
     first = facts.unreached[0]
@@ -314,7 +314,7 @@ def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict 
 
 
 def state_unreadable(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """Only steps are left that a version saved which was rolled back, and the running version cannot restore them."""
+    """All steps that are left were saved by a version that was rolled back. The running version cannot restore them."""
     if not is_unreadable(facts.restore_step, facts.readable_until):
         return None
     return _park(
@@ -325,7 +325,7 @@ def state_unreadable(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def fault_in_every_state(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | None:
-    """No state is left from before the loss was not finite."""
+    """All copies that are left were saved after the loss was no longer finite."""
     if not is_unsound(facts.restore_step, facts.sound_until):
         return None
     before = f"of step {facts.sound_until} or before" if (facts.sound_until or 0) > 0 else "from before that"
