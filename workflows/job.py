@@ -288,10 +288,11 @@ class JobWorkflow:
         starting = asyncio.create_task(self._start())
         try:
             await workflow.wait_condition(lambda: starting.done() or bool(self.state.stop_requested))
-        finally:
-            is_done = starting.done()
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+        except asyncio.CancelledError:
+            await _ended(starting)
+            raise
+        is_done = starting.done()
+        await _ended(starting)
         if not is_done:
             return await self._stopped()
         try:
@@ -405,3 +406,10 @@ class JobWorkflow:
         workflow.set_current_details(web_ui.job_page(self.state, workflow.info().namespace))
         workflow.upsert_search_attributes(attributes.updates(attributes.of_job(self.state)))
         self.version_notes.write_changes()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait for its end. This must not run in a ``finally``, because a workflow that is evicted from
+    the cache may not wait."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -37,10 +37,15 @@ def test_what_all_ranks_report_is_not_a_fault_of_one_machine(raised: str, on_one
     assert bool(failed_service(classified(raised), everywhere=True)) is on_all
 
 
-def test_nothing_is_known_without_an_end_and_of_a_consequence() -> None:
+def test_nothing_is_known_without_an_end() -> None:
     assert failed_service(None, everywhere=True) == ""
-    lost = classified(STALE).model_copy(update={"consequence": True})
-    assert failed_service(lost, everywhere=True) == ""
+
+
+def test_what_connects_the_ranks_failed_if_all_of_them_only_lost_each_other() -> None:
+    """If another rank ended first, the fault is the one of that rank."""
+    lost = classified(NCCL).model_copy(update={"consequence": True})
+    assert failed_service(lost, everywhere=False) == ""
+    assert failed_service(lost, everywhere=True) == lost.fault
 
 
 def test_everywhere_means_the_same_reason_on_every_rank() -> None:
