@@ -172,6 +172,6 @@ machines that leave. Without such a machine the job is parked, since a person ha
 
 @pytest.mark.parametrize("text", GPU_TEXTS)
 async def test_what_gpus_and_networks_report_by_exceptions(text: str, drill: DrillOf) -> None:
-    result = await drill("raise", message=text, times=3, rank=[3], steps=60)
+    result = await drill("raise", message=text, times=3, ranks=[3], steps=60)
     assert (result.problems, result.fired, result.evicted) == ([], True, GPU_TEXTS[text])
     assert any(name == "diagnose" for name, _ in result.stages), "the machines were tested, and the code stayed"
