@@ -27,9 +27,9 @@ GENERAL_RULES = (
         ),
         source=ERRNO + ", ENOENT, ENOTEMPTY, EEXIST of a temporary file: another rank was faster; filelock",
         matches=(
-            "OSError: [Errno 39] Directory not empty: '/work/results/tmp-checkpoint-s0y' -> "
-            "'/work/results/checkpoint-50'",
-            "FileNotFoundError: [Errno 2] No such file or directory: '/work/results/tmp-checkpoint-s0yubqtr'",
+            "OSError: [Errno 39] Directory not empty: '/code/results/tmp-checkpoint-s0y' -> "
+            "'/code/results/checkpoint-50'",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/code/results/tmp-checkpoint-s0yubqtr'",
             "filelock._error.Timeout: The file lock '/cache/kernels/build.lock' could not be acquired.",
         ),
         misses=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
