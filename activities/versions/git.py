@@ -19,6 +19,8 @@ from everstep.model.version import Origin
 LIMIT_S = 60.0
 """The time limit of a git command, seconds: the folder may be on storage that hangs."""
 _NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
+_READS_FILES = ("status",)
+"""Commands that read files of the work tree, and so run the programs of filters."""
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
 NAMED = 4
 """The largest number of commits between two versions that are named; the rest is counted."""
@@ -193,10 +195,11 @@ def work_tree_of(folder: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str, may_fail: bool = False) -> bytes:
+    variables = _without_filters(folder) if arguments[0] in _READS_FILES else {}
     try:
         ended = subprocess.run(
             _command(folder, *arguments),
-            env=_environment(),
+            env=_environment() | variables,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=LIMIT_S,
@@ -219,18 +222,22 @@ def _git(folder: Path, *arguments: str, may_fail: bool = False) -> bytes:
 
 
 def _command(folder: Path, *arguments: str) -> list[str]:
-    return ["git", "--no-replace-objects", *_NOTHING_IS_RUN, *_without_filters(folder), "-C", str(folder), *arguments]
+    return ["git", "--no-replace-objects", *_NOTHING_IS_RUN, "-C", str(folder), *arguments]
 
 
-def _without_filters(folder: Path) -> list[str]:
-    """Return options that switch off the filters in the folder's settings: git runs their programs to compare files."""
-    command = ["git", "-C", str(folder), "config", "--null", "--name-only", "--get-regexp", r"^filter\."]
-    found = subprocess.run(command, capture_output=True, env=_environment(), timeout=LIMIT_S, check=False)
-    names = {name.split(b".", 1)[1].rpartition(b".")[0].decode() for name in found.stdout.split(b"\0") if name}
-    off = [
-        f"filter.{name}.{key}" for name in sorted(names) for key in ("clean=", "smudge=", "process=", "required=false")
-    ]
-    return [word for option in off for word in ("-c", option)]
+def _without_filters(folder: Path) -> dict[str, str]:
+    """Return variables that switch off the filters in the folder's settings: git runs their programs to compare files.
+
+    They are variables and not options, since the name of a filter may contain any character.
+    """
+    found = _git(folder, "config", "--null", "--name-only", "--get-regexp", r"^filter\.", may_fail=True)
+    names = sorted({os.fsdecode(name).split(".", 1)[1].rpartition(".")[0] for name in found.split(b"\0") if name})
+    off = {"clean": "", "smudge": "", "process": "", "required": "false"}
+    settings = [(f"filter.{name}.{key}", value) for name in names for key, value in off.items()]
+    variables = {"GIT_CONFIG_COUNT": f"{len(settings)}"}
+    for number, (key, value) in enumerate(settings):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return variables
 
 
 def _environment() -> dict[str, str]:

@@ -127,13 +127,13 @@ def test_a_repository_without_a_commit_has_no_origin_but_its_folder(tmp_path: Pa
 def test_nothing_that_a_repository_names_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(tmp_path / "git")
     repository.write(job_py="1", other_py="1")
-    (repository.folder / ".gitattributes").write_text("job.py filter=f.g\nother.py filter=long\n")
+    (repository.folder / ".gitattributes").write_text("job.py filter=f.g=h\nother.py filter=long\n")
     repository.commit("one")
     ran = tmp_path / "ran"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho >> {ran}\n")
     program.chmod(0o755)
-    filters = ("filter.f.g.clean", "filter.f.g.smudge", "filter.long.process")
+    filters = ("filter.f.g=h.clean", "filter.f.g=h.smudge", "filter.long.process")
     for setting in ("core.fsmonitor", "core.pager", "diff.external", "core.sshCommand", "gpg.program", *filters):
         repository.git("config", setting, str(program))
     repository.git("config", "log.showSignature", "true")
