@@ -85,7 +85,14 @@ class GitFolder:
         Raises:
             ConfigError: git failed.
         """
-        return bool(self._text("status", "--porcelain", "-z", "--untracked-files=normal", "--", "."))
+        options = ("--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=dirty")
+        return bool(self._text("status", *options, "--", ".")) or any(inner.is_dirty() for inner in self._submodules())
+
+    def _submodules(self) -> list[GitFolder]:
+        """Return the submodules that are there. Git itself must not enter them: it would obey their settings."""
+        entries = (entry.split("\t", 1) for entry in self._listed("ls-files", "-z", "--stage"))
+        paths = [self.folder / path for kind, path in entries if kind.startswith(_SUBMODULE)]
+        return [GitFolder(path) for path in paths if (path / ".git").exists()]
 
     def resolved(self, revision: str) -> str:
         """Return the id of the commit that a revision names.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from activities.versions import listing, snapshot
+from activities.versions.git import GitFolder
 from activities.versions.listing import files_of
 from activities.versions.snapshot import folder_snapshot, revision_snapshot
 from everstep.errors import ConfigError
@@ -143,6 +144,21 @@ def test_nothing_that_a_repository_names_is_run(tmp_path: Path, monkeypatch: pyt
 
     with folder_snapshot(repository.folder) as made, revision_snapshot(repository.folder, "main") as at:
         assert made.digest != at.digest
+    assert not ran.exists()
+
+
+def test_the_filter_of_a_submodule_is_not_run_and_its_changes_count(tmp_path: Path) -> None:
+    other, repository = Repository(tmp_path / "other"), Repository(tmp_path / "git")
+    other.write(lib_py="1")
+    (other.folder / ".gitattributes").write_text("lib.py filter=f\n")
+    other.commit("lib")
+    repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(other.folder), "lib")
+    repository.commit("one")
+    assert not GitFolder(repository.folder).is_dirty()
+    inner, ran = repository.folder / "lib", tmp_path / "ran"
+    repository.git("-C", str(inner), "config", "filter.f.clean", f"sh -c 'echo >> {ran}; cat'")
+    (inner / "lib.py").write_text("2")
+    assert GitFolder(repository.folder).is_dirty()
     assert not ran.exists()
 
 
