@@ -90,7 +90,7 @@ class AlignRanks(Activity[RanksAligned]):
             return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
         step = max(reply.farthest for reply in asked.values()) + AHEAD
         done: dict[int, bool] = {}
-        progress_seen = _LastProgress()
+        progress_seen = _LastProgress(step)
         backed_up = frozenset(self.backed_up)
         changed = asyncio.Event()
         request = pb.AlignRanksRequest(job=spec.name, generation=self.generation, step=step)
@@ -146,17 +146,18 @@ class AlignRanks(Activity[RanksAligned]):
 
 @dataclass
 class _LastProgress:
-    """How long no rank has completed or saved a step: one that hangs makes all others wait for it."""
+    """How long no rank has completed a step: a rank that hangs makes all other ranks wait for it."""
 
-    _seen: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    _step: int
+    """The step that all ranks have to complete."""
+    _seen: dict[int, int] = field(default_factory=dict)
     _since: float = field(default_factory=time.monotonic)
     _step_s: float = 0.0
 
     def observe(self, rank: pb.RankProgress) -> None:
         """Note the progress of a rank."""
-        now = rank.completed_steps, rank.saved.own_step, rank.saved.backup_step
-        if self._seen.get(rank.rank) != now:
-            self._seen[rank.rank], self._since = now, time.monotonic()
+        if self._seen.get(rank.rank) != rank.completed_steps:
+            self._seen[rank.rank], self._since = rank.completed_steps, time.monotonic()
         self._step_s = max(self._step_s, rank.metrics.step_s, rank.metrics.typical_step_s)
 
     @property
@@ -166,8 +167,10 @@ class _LastProgress:
 
     @property
     def is_final(self) -> bool:
-        """Whether no step will end. This is never said of a job whose step time is not known."""
-        return self._step_s > 0 and self.seconds > max(STILL_S, STILL_STEPS * self._step_s)
+        """Whether a rank will not complete the step. It is False if the time of a step is not known, and while ranks
+        that completed the step only save it, since a backup may take long."""
+        computes = any(completed < self._step for completed in self._seen.values())
+        return computes and self._step_s > 0 and self.seconds > max(STILL_S, STILL_STEPS * self._step_s)
 
 
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:

@@ -101,3 +101,10 @@ async def test_an_alignment_is_given_up_when_no_rank_goes_on(
     found = await aligned(machine(*STAYS), machine(*hangs), backed_up=[], align_s=4.0)
     assert found.step == -1
     assert ("no rank goes on" in found.why) == gives_up
+
+
+async def test_a_backup_that_takes_many_steps_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(align_ranks, "STILL_S", 0.2)
+    saves = [shown(1, 10, own=10, backup=9, step_s=0.01)]
+    found = await aligned(machine(*STAYS), machine(*saves), backed_up=[1], align_s=2.0)
+    assert "within 2 s" in found.why
