@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ class AlignRanks(Activity[RanksAligned]):
         if not all(reply.known for reply in asked.values()):
             return RanksAligned(why="the script does not number its steps: the ranks are stopped as they are")
         step = max(reply.farthest for reply in asked.values()) + AHEAD
-        done: dict[int, bool] = {}
+        ranks: dict[int, pb.RankProgress] = {}
         progress_seen = _LastProgress(step)
         backed_up = frozenset(self.backed_up)
         changed = asyncio.Event()
@@ -110,7 +111,7 @@ class AlignRanks(Activity[RanksAligned]):
                     async for reply in client.progress(progress):
                         for rank in reply.ranks:
                             if rank.generation == self.generation:
-                                done[rank.rank] = not rank.alive or _is_safe(rank, step, backed_up)
+                                ranks[rank.rank] = rank
                                 progress_seen.observe(rank)
                         changed.set()
                 await asyncio.sleep(backoff.next_s())
@@ -119,29 +120,31 @@ class AlignRanks(Activity[RanksAligned]):
         followers = [asyncio.create_task(loop(machine)) for machine in machines for loop in (follow, keep_asking)]
         try:
             async with asyncio.timeout(self._patience_s):
-                while not (len(done) == world and all(done.values())):
+                while True:
                     changed.clear()
-                    say(f"{sum(done.values())} of {world} ranks ended step {step}")
+                    late = _late(ranks, world, step, backed_up)
+                    if not late:
+                        living = [rank.completed_steps for rank in ranks.values() if rank.alive]
+                        return RanksAligned(step=min(living, default=step))
+                    say(f"{world - len(late)} of {world} ranks ended step {step}")
                     if progress_seen.is_final:
                         raise TimeoutError
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), STILL_S / 5)
         except TimeoutError:
-            late = [f"rank {rank}" for rank in range(world) if not done.get(rank)]
             limit = (
                 f"and no rank goes on for {progress_seen.seconds:.0f} s"
                 if progress_seen.is_final
                 else f"within {self._patience_s:g} s"
             )
             return RanksAligned(
-                why=f"{listed(late, NAMED)} did not end step {step} and save it {limit}: the ranks are stopped as "
-                "they are"
+                why=f"{listed([f'rank {at}' for at in late], NAMED)} did not end step {step} and save it {limit}: "
+                "the ranks are stopped as they are"
             )
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
-        return RanksAligned(step=step)
 
 
 @dataclass
@@ -173,9 +176,24 @@ class _LastProgress:
         return computes and self._step_s > 0 and self.seconds > max(STILL_S, STILL_STEPS * self._step_s)
 
 
+def _late(ranks: Mapping[int, pb.RankProgress], world: int, step: int, backed_up: frozenset[int]) -> list[int]:
+    """Return the ranks that did not complete and save the step, or else those that may complete another step.
+
+    Requests arrive at different times, so a rank may have completed the step and still compute the next one. Once a
+    rank waits at the end of a step, no other rank can complete the next step, and all of them complete this one.
+    """
+    unsafe = [at for at in range(world) if at not in ranks or not _is_safe(ranks[at], step, backed_up)]
+    living = {at: rank for at, rank in ranks.items() if rank.alive}
+    waits_at = min((rank.aligned for rank in living.values() if rank.aligned), default=None)
+    return unsafe or [at for at, rank in living.items() if waits_at is None or rank.completed_steps < waits_at]
+
+
 def _is_safe(rank: pb.RankProgress, step: int, backed_up: frozenset[int]) -> bool:
     """Return whether a rank has completed and saved the step. A rank in ``backed_up`` must also have a backup of the
-    step, unless it has no peer."""
+    step, unless it has no peer. A rank that ended is not waited for.
+    """
+    if not rank.alive:
+        return True
     saved = rank.saved
     if saved.own_step < 0:  # the rank keeps no checkpoints
         return rank.completed_steps >= step

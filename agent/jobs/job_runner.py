@@ -354,6 +354,7 @@ class JobRunner:
                 message.attached, message.finished = now.attached, now.finished
                 message.completed_steps, message.optimizer_steps = now.completed_steps, now.optimizer_steps
                 message.reports, message.stepped_ns = now.published, now.stepped_ns
+                message.aligned = report.alignment().aligned
                 message.milestones.CopyFrom(pb.Milestones(**now.milestones))
                 message.tokens = self.ranks.archive.tokens(rank.rank, rank.generation)
                 if now.newest:

@@ -58,5 +58,4 @@ def align(runner: JobRunner, generation: int, step: int) -> pb.AlignRanksReply:
     return pb.AlignRanksReply(
         farthest=max((report.snapshot().completed_steps for report in readable), default=-1),
         known=known,
-        aligned=known and 0 < step <= min(rank.aligned for rank in alignments),
     )

@@ -806,23 +806,19 @@ class AlignRanksReply(_message.Message):
 
     FARTHEST_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
-    ALIGNED_FIELD_NUMBER: _builtins.int
     farthest: _builtins.int
     """the most completed steps of a rank of this machine; -1: unknown"""
     known: _builtins.bool
     """ranks of this generation run here, and all of them number their steps and can wait"""
-    aligned: _builtins.bool
-    """all of them have completed the step, have its state in their slots, and wait"""
     def __init__(
         self,
         *,
         farthest: _builtins.int = ...,
         known: _builtins.bool = ...,
-        aligned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligned", b"aligned", "farthest", b"farthest", "known", b"known"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["farthest", b"farthest", "known", b"known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2308,6 +2304,7 @@ class RankProgress(_message.Message):
     STEPPED_NS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
+    ALIGNED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -2329,6 +2326,8 @@ class RankProgress(_message.Message):
     """time of its last step, by this machine's clock; 0: unknown"""
     stopped: _builtins.bool
     """its process is stopped (state T), and runs again only if it is continued"""
+    aligned: _builtins.int
+    """completed steps at which it waits after an AlignRanks; 0: it does not wait"""
     @_builtins.property
     def milestones(self) -> Global___Milestones: ...
     @_builtins.property
@@ -2362,10 +2361,11 @@ class RankProgress(_message.Message):
         stepped_ns: _builtins.int = ...,
         metrics: Global___Metrics | None = ...,
         stopped: _builtins.bool = ...,
+        aligned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligned", b"aligned", "alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

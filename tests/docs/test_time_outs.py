@@ -9,7 +9,7 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 
 from everstep.model.recovery_policy import RecoveryPolicy
 
-PAGE = Path("docs/concepts/hangs.md")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "hangs.md"
 
 
 def seconds_of(row: str) -> float:

@@ -17,7 +17,15 @@ STEP = 10
 
 
 def shown(
-    rank: int, completed: int, *, own: int, backup: int, alive: bool = True, none: bool = False, step_s: float = 0.0
+    rank: int,
+    completed: int,
+    *,
+    own: int,
+    backup: int,
+    alive: bool = True,
+    none: bool = False,
+    step_s: float = 0.0,
+    waits: bool | None = None,
 ) -> pb.ProgressReply:
     saved = pb.SavedState(own_step=own, backup_step=backup, backup_none=none)
     return pb.ProgressReply(
@@ -28,6 +36,7 @@ def shown(
                 generation=1,
                 alive=alive,
                 completed_steps=completed,
+                aligned=completed if (completed >= STEP if waits is None else waits) else 0,
                 saved=saved,
                 metrics=pb.Metrics(step_s=step_s),
             )
@@ -108,3 +117,25 @@ async def test_a_backup_that_takes_many_steps_is_waited_for(monkeypatch: pytest.
     saves = [shown(1, 10, own=10, backup=9, step_s=0.01)]
     found = await aligned(machine(*STAYS), machine(*saves), backed_up=[1], align_s=2.0)
     assert "within 2 s" in found.why
+
+
+@pytest.mark.parametrize(
+    ("ranks", "step"),
+    [
+        ([[(11, True)], [(11, False)]], 11),
+        ([[(12, False)], [(11, False), (12, True)]], 12),
+        ([[(12, False)], [(11, False)]], None),
+        ([[(12, True)], [(11, False)]], None),
+    ],
+    ids=["the other is inside a step that cannot end", "ahead by one step", "nobody waits", "one is late"],
+)
+async def test_a_rank_that_completed_the_step_may_still_compute_the_next_one(
+    ranks: list[list[tuple[int, bool]]], step: int | None
+) -> None:
+    """A request that comes late finds ranks that are past the step."""
+    agents = [
+        machine(*(shown(rank, at, own=at, backup=at, waits=waits) for at, waits in of_rank))
+        for rank, of_rank in enumerate(ranks)
+    ]
+    found = await aligned(*agents, backed_up=[], align_s=10.0 if step else 0.5)
+    assert found.step == (step or -1)

@@ -72,6 +72,7 @@ def leaf_of(one: pb.TracedProcess) -> str:
 
 async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
     job = await hanging(agent)
+    await looked(job, has_loader)  # the system calls are read before the stacks: here the loader may not sleep yet
     reply = await looked(job, has_loader)
 
     trainers = {one.rank: one for one in reply.processes if one.role == "trainer"}
