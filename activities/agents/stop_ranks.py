@@ -55,6 +55,7 @@ class StopRanks(Activity[Evidence]):
     async def perform(self, tools: Tools, say: Say) -> Evidence:
         from activities.agents.call_all import call_agent, on_all
         from activities.agents.evidence import FINDINGS_LIMIT, evidence_of
+        from activities.agents.other_machines import another_answers
         from agent.v1 import agent_pb2 as pb
 
         spec, machines = self.job.spec, self.job.machines
@@ -87,6 +88,10 @@ class StopRanks(Activity[Evidence]):
         homes = spec.assignment([machine.name for machine in machines]).homes()
         # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
         evidence = await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
+        if len(silent) == len(machines):
+            evidence = evidence.model_copy(
+                update={"cut_off": not await another_answers(tools.agents, tools.cluster, machines)}
+            )
         if not dying:
             return evidence
         found = await _inspected(tools.agents, [machine for machine in machines if machine.name in dying])

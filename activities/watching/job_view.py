@@ -107,6 +107,8 @@ class JobView:
     _stopped_ns: int = 0
     """When the workflow last accepted the end of a generation. The incident of that end asks the machines for all
     earlier findings."""
+    others_answer: bool = False
+    """The only machine of the job does not answer, and another machine of the cluster does."""
     latest: JobFacts | None = None
     """The latest facts of the newest generation."""
     _hang_check: tuple[StepsSeen, HangCheck] | None = None
@@ -311,6 +313,7 @@ class JobView:
             lost=self._lost(generation),
             silent=self.silent(now_ns),
             unheard_s=self._unheard_s(now_ns),
+            others_answer=self.others_answer,
             findings=self.faults.all(),
             faults_accepted=self.faults.accepted_ns,
             hang_check=self._hang_check[1] if self._hang_check and self._hang_check[0] == self.steps_seen else None,

@@ -26,6 +26,8 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.agents.other_machines import another_answers
+from activities.clusters.cluster import Cluster
 from activities.heartbeat import steady_ns
 from activities.turns import ShareOfTime, in_turns
 from activities.watching.acknowledger import Acknowledger
@@ -71,12 +73,18 @@ class Watcher:
     """Watches every running job of a task queue until it is cancelled."""
 
     def __init__(
-        self, client: Client, agents: AgentClients, task_queue: str, machine_event: MachineEvent | None = None
+        self,
+        client: Client,
+        agents: AgentClients,
+        task_queue: str,
+        machine_event: MachineEvent | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._client = client
         self._task_queue = task_queue
         self._agents = agents
         self._machine_event = machine_event
+        self._cluster = cluster
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.watched: dict[str, JobView] = {}
         """Id of a job's workflow → the view of the job, for all watched jobs."""
@@ -189,6 +197,8 @@ class Watcher:
                 asyncio.create_task(loop(job))
                 for loop in (self._judge, self._persist, self._align, self._ask_what_runs)
             ]
+            if len(job.machines) == 1:
+                tasks.append(asyncio.create_task(self._ask_others(job)))
             tasks.append(asyncio.create_task(HangSampler(self._agents, job).run()))
             tasks.append(asyncio.create_task(Acknowledger(self._agents, job, self.watched).run()))
             try:
@@ -282,6 +292,14 @@ class Watcher:
                 _learn_from(job, state)
                 if newer is not None:
                     self.ensure(state.spec, state.machines, state, generation=newer)
+
+    async def _ask_others(self, job: JobView) -> None:
+        """While the only machine of a job does not answer, ask whether other machines of the cluster do."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            unheard = job.latest.unheard_s.values() if job.latest else ()
+            is_silent = bool(unheard) and min(unheard) >= job.spec.policy.silence.detect_s
+            job.others_answer = is_silent and await another_answers(self._agents, self._cluster, job.machines)
 
     async def _persist(self, job: JobView) -> None:
         """Ask all machines to write a step to disk when it is due, and report which steps all ranks have on disk."""

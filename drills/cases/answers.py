@@ -263,7 +263,7 @@ class Answers:
 
     def _evidence(self, request: StopRanks, silent: list[str], dying: list[int]) -> Evidence:
         world, generation = self.world, self.world.generation
-        known = Evidence(generation=request.generation, unreachable=silent)
+        known = Evidence(generation=request.generation, unreachable=silent, cut_off=world.cut_off)
         if generation is None:
             return known
         here = {machine.name for machine in request.job.machines} - set(silent)

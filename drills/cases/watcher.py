@@ -86,6 +86,7 @@ class CaseWatcher:
             machine_names=names,
             silent=[name for name in names if world.is_silent(name)],
             unheard_s=unheard_s,
+            others_answer=not world.cut_off,
             findings=[
                 FindingSeen(
                     f"{found.machine}-{number}-{found.finding.since_ns}",

@@ -156,6 +156,11 @@ class World:
         """Return whether a machine does not answer."""
         return machine in self.silent_ns
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether no machine answers, the standbys neither."""
+        return all(self.is_silent(machine.name) for machine in self.machines)
+
     def home(self, rank: int) -> str:
         """Return the machine of a rank of the newest generation."""
         assert self.generation is not None

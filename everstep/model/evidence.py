@@ -65,6 +65,8 @@ class Evidence(Model):
     exits: list[RankExit] = Field(default_factory=list)
     held: list[StateCopy] = Field(default_factory=list)
     unreachable: list[str] = Field(default_factory=list)
+    cut_off: bool = False
+    """No machine of the job answers, and no other machine of the cluster does: the worker may be cut off."""
     problem: str = ""
     """Why the machines could not be asked at all."""
     emptied: list[str] = Field(default_factory=list)

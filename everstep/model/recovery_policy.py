@@ -174,6 +174,12 @@ class SilencePolicy(_Group):
         description="In a job without another failure, a machine whose agent and ranks are silent for this long is an "
         "anomaly, seconds.",
     )
+    only_machine_s: float = Field(
+        30.0,
+        gt=0,
+        description="The same for the only machine of a job, while another machine of the cluster answers, seconds. In "
+        "larger jobs, a part of the machines has to answer: otherwise the workers may be cut off from all of them.",
+    )
     evict_s: float = Field(
         2.0, ge=0, description="After a failure, a machine that does not answer for this long counts as gone, seconds."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
@@ -14,7 +15,11 @@ DYING = "ranks-not-gone"
 
 
 def findings_of_silence(
-    silent: Mapping[str, float], policy: RecoveryPolicy, *, stepping: Collection[str] = ()
+    silent: Mapping[str, float],
+    policy: RecoveryPolicy,
+    *,
+    stepping: Collection[str] = (),
+    cut_off: bool = False,
 ) -> list[MachineFinding]:
     """Return a finding for each silent machine: faulty once it was silent for longer than the policy allows.
 
@@ -22,8 +27,10 @@ def findings_of_silence(
         silent: Machine → seconds since its agent was last heard; only machines whose ranks are silent, too.
         policy: The policy with the time that a machine may be silent.
         stepping: Machines whose ranks step although the agent is silent; their verdict is unknown.
+        cut_off: No machine of the whole cluster answers, so it is not known which machines work.
     """
-    verdicts = {machine: _of_silence(seconds, policy.silence.evict_s) for machine, seconds in silent.items()}
+    allowed_s = math.inf if cut_off else policy.silence.evict_s
+    verdicts = {machine: _of_silence(seconds, allowed_s) for machine, seconds in silent.items()}
     verdicts |= dict.fromkeys(stepping, (Health.UNKNOWN, "its agent is silent, and its ranks step: the machine works"))
     return [_finding(machine, verdict, text) for machine, (verdict, text) in verdicts.items()]
 
@@ -52,6 +59,8 @@ def findings_of_dying(
 
 def _of_silence(seconds: float, allowed_s: float) -> tuple[Health, str]:
     heard = f"nothing was heard from its agent and ranks for {seconds:.1f} s"
+    if allowed_s == math.inf:
+        return Health.UNKNOWN, f"{heard}: no machine of the cluster answers, the worker may be cut off"
     if seconds < allowed_s:
         return Health.UNKNOWN, f"{heard}: it has {allowed_s:g} s to answer"
     return Health.FAULTY, f"{heard}: it is gone"

@@ -151,6 +151,8 @@ class JobFacts:
     """Machines whose agents have been silent for a while."""
     unheard_s: Mapping[str, float] = field(default_factory=dict)
     """Machine → how long its agent has been silent while the watcher watched, seconds."""
+    others_answer: bool = False
+    """The only machine of the job does not answer, and another machine of the cluster does."""
     findings: Sequence[FindingSeen] = ()
     """The findings in the order in which the watcher learned of them."""
     faults_accepted: Mapping[str, int] = field(default_factory=dict)

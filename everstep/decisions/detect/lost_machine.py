@@ -18,13 +18,20 @@ from everstep.model.incident import Anomaly, Symptom
 
 
 def find_silent_machine(facts: JobFacts) -> Anomaly | None:
-    """Return one anomaly of all silent machines; None if all are silent, since then the watcher may be cut off."""
+    """Return one anomaly of all silent machines; None if all are silent, since then the watcher may be cut off.
+
+    The only machine of a job is reported if another machine of the cluster answers.
+    """
     policy = facts.spec.policy
     if not facts.newest:
         return None
     silent = [machine for machine, since_s in facts.unheard_s.items() if since_s >= policy.silence.detect_s]
-    if not silent or len(silent) == facts.spec.machines:
+    if not silent:
         return None
+    if len(silent) == facts.spec.machines:
+        is_long = min(facts.unheard_s.values()) >= policy.silence.only_machine_s
+        if not (facts.spec.machines == 1 and facts.others_answer and is_long):
+            return None
     patience_s, quiet_s = max(policy.silence.detect_s, PAUSES * facts.longest_step_s), facts.quiet_s
     if _others_ended_well(facts, silent):
         ended_ns = max(seen.heard_ns for seen in facts.exits.values())
@@ -57,7 +64,8 @@ def _others_ended_well(facts: JobFacts, silent: Collection[str]) -> bool:
 SILENT_MACHINE = Rule(
     name="silent-machine",
     finds="a machine does not answer, and no rank completes a step",
-    threshold="both for {policy.silence.detect_s:g} s; no step for 1.5 times the longest time between steps so far, "
+    threshold="both for {policy.silence.detect_s:g} s, or {policy.silence.only_machine_s:g} s for the only machine of "
+    "a job while another machine of the cluster answers; no step for 1.5 times the longest time between steps so far, "
     "and for {policy.stop.exit_grace_s:g} s if all other ranks ended with code 0",
     find=find_silent_machine,
 )

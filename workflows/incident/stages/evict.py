@@ -98,7 +98,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         plan = judge(incident, evidence)
         leaving = _with_approval(incident, [*plan.evict, *_unfit(incident, _names(plan.evict))])
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
-        if not leaving and not plan.ask:
+        if not leaving and not plan.ask and not (evidence.cut_off and not patient):
             return evidence
         if plan.tripped and _only_software(plan.ask) and not evictions.hang_stays:
             evictions.hang_stays = True

@@ -24,3 +24,8 @@ def test_killed_ranks_have_some_time_to_end(seconds: float, verdict: Health) -> 
 def test_a_silent_machine_has_some_time_to_answer(seconds: float, verdict: Health) -> None:
     [found] = findings_of_silence({"m1": seconds}, POLICY)
     assert (found.finding.reason, found.finding.verdict) == (SILENT, verdict)
+
+
+def test_no_machine_is_lost_while_no_machine_of_the_cluster_answers() -> None:
+    found = findings_of_silence({"m0": 600.0, "m1": 600.0}, POLICY, cut_off=True)
+    assert {about.finding.verdict for about in found} == {Health.UNKNOWN}

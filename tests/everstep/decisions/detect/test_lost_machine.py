@@ -51,6 +51,21 @@ def test_if_the_other_ranks_ended_with_success_the_job_may_be_over(quiet_s: floa
     assert (find_silent_machine(named) is not None) is opens
 
 
+@pytest.mark.parametrize(
+    ("unheard_s", "others_answer", "opens"), [(31.0, True, True), (29.0, True, False), (31.0, False, False)]
+)
+def test_the_only_machine_of_a_job_is_lost_if_others_answer(unheard_s: float, others_answer: bool, opens: bool) -> None:
+    only = facts(
+        world_size=1,
+        policy=POLICY,
+        quiet_s=unheard_s,
+        longest_step_s=1.0,
+        unheard_s={"m0": unheard_s},
+        others_answer=others_answer,
+    )
+    assert (find_silent_machine(only) is not None) is opens
+
+
 def test_a_silent_machine_of_an_older_generation_is_not_reported() -> None:
     assert (
         find_silent_machine(facts(policy=POLICY, newest=False, quiet_s=99, longest_step_s=1, unheard_s={"m1": 99.0}))
