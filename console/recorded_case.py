@@ -75,7 +75,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
 
 
 def _ends(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return the fault of the first rank that ended by itself; the others followed from it."""
+    """Return the fault of the first rank that ended by itself; the ends of other ranks follow from it."""
     ended = sorted((one for one in evidence.exits if not one.stopped_by_us), key=lambda one: one.time_ns)
     first = [one for one in ended if not (one.classification and one.classification.consequence)] or ended
     return [_end(first[0], len(ended))] if first else []
@@ -127,7 +127,7 @@ def _findings(evidence: Evidence, report: IncidentReport, names: Mapping[str, st
 
 
 def _is_reported(about: MachineFinding) -> bool:
-    """Return whether an inspection reported it; the play derives the findings of hangs, tests and silence itself."""
+    """Return whether an inspection reported it. Findings of hangs, tests and silence follow when the case is played."""
     return about.finding.source is FindingSource.INSPECTION and about.finding.verdict is Health.FAULTY
 
 

@@ -179,7 +179,7 @@ def crashes_are_reported_as_crashes(
 
 
 def steps_lost_are_few(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """No more steps are lost than the copies that were left require."""
+    """No more steps are lost than follows from the copies that were left."""
     found = []
     for incident in seen.incidents:
         if incident.report is None:

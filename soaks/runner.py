@@ -300,7 +300,8 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
     if drilled.fired:
         result.violations = drilled.problems
     else:
-        # Most problems follow from the fault that did not fire. Some are violations whatever struck the job.
+        # Most problems follow from the fault that did not fire. Some problems are violations, whichever fault struck
+        # the job.
         result.not_fired = drilled.problems[:1] or [f"{drilled.fault} did not fire"]
         undisturbed = not drilled.leaked and not drilled.duplicates and drilled.losses_match and drilled.state_match
         result.violations = [] if undisturbed else drilled.problems

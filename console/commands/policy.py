@@ -237,8 +237,8 @@ def record(
 
         everstep policy play cases/loader-deadlock.toml
 
-    Exit codes: 0 printed; 1 the ledger has no such incident, or it is open, or nothing that can be played;
-    2 not an incident.
+    Exit codes: 0 printed; 1 the ledger has no such incident, or the incident is open, or has nothing to play; 2 not an
+    incident.
     """
     from console.recorded_case import recorded_case
     from controlplane.references import parse_incident

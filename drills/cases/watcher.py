@@ -59,7 +59,7 @@ class CaseWatcher:
         is_observed = anomaly.symptom in STILL_RUNNING
 
         def answered(answer: Any) -> None:
-            if isinstance(answer, UpdateRefusedError):  # it is too early: it is sent again at the next look
+            if isinstance(answer, UpdateRefusedError):  # the job does not accept it yet: the next look sends it again
                 self._reported.discard(key)
             elif is_observed:
                 self._known.update((found.about, found.finding.since_ns) for found in anomaly.findings)

@@ -88,8 +88,7 @@ class Records:
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Return the ranks of which an older generation stepped after a newer one had stepped: two processes were at
-        work."""
+        """Return the ranks that had two processes: an older generation stepped after a newer one had stepped."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
