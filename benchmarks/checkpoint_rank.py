@@ -136,7 +136,7 @@ class Everstep(Saver):
         return self._run.steps(total, self._state)
 
     def report(self, step: int, loss: float) -> None:
-        """The report of a script."""
+        """Report a step, as a script does."""
         self._run.report(step, loss=loss)
 
     def saved_bytes(self) -> int:
