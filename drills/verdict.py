@@ -23,7 +23,7 @@ MAX_LOST = 1
 MAX_PACE = 1.5
 """While a peer's agent hangs, a step may take this many times as long as before: far above noise."""
 AWAY_STEPS = 2
-"""If a part was back within the time of this many steps, the job need not have made a step meanwhile."""
+"""If a part was back within the time of this many steps, the job need not have made a step in that time."""
 LAG = 2
 """Backups that are this many steps behind show that their peer accepts none."""
 MAX_BLIND_S = 10.0

@@ -131,7 +131,7 @@ async def _record(names: list[str], cluster: str, path: Path, every_s: float) ->
             reports = await _reports(control, names)
             lines = recorder.lines(reports, asked_ns, time.time_ns())
             try:
-                with path.open("a") as file:  # opened anew each time: the file may have been moved away
+                with path.open("a") as file:  # opened again at each poll, since the file may have been moved away
                     file.writelines(f"{line}\n" for line in lines)
             except OSError as error:
                 raise ConfigError(f"the recording {path} cannot be written: {error.strerror or error}") from error

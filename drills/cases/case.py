@@ -73,7 +73,7 @@ class CaseFinding(CaseModel):
     sure: bool = False
     source: FindingSource = FindingSource.INSPECTION
     after_s: Seconds = 0.0
-    """After the strike."""
+    """The time from the strike to the finding."""
     for_s: Seconds = 0.0
     """The finding is over after this time; 0: it stays."""
 
@@ -82,7 +82,7 @@ class CaseFault(CaseModel):
     """Something that is broken, and how it shows."""
 
     at_s: Seconds = 60.0
-    """When it strikes first, seconds after the job's first step."""
+    """When the fault strikes first, seconds after the job's first step."""
     rank: int = 0
     """The rank that it strikes."""
     machine: str = ""
@@ -91,7 +91,7 @@ class CaseFault(CaseModel):
     """All ranks show the fault, and not only one."""
 
     raises: str = ""
-    """The exception with which a rank ends."""
+    """The exception that ends a rank."""
     log: str = ""
     """The last output of the rank."""
     signal: int = 0

@@ -1,4 +1,4 @@
-"""Faults with which a device of a machine breaks: inspections must detect it, and the job continues.
+"""Faults that break a device of a machine: inspections must detect this, and the job continues.
 
 The findings ``gpu-power`` and ``gpu-driver-hangs`` have no drill, since they need hardware that does not answer.
 """

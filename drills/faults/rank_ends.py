@@ -1,4 +1,4 @@
-"""Faults with which a rank ends: by a signal, by an exit of its own, or by an exception."""
+"""Faults that end a rank: by a signal, by an exit of its own, or by an exception."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ class DrillResult(BaseModel):
     detected_s: float | None = None
     """Time from the fault to the opening of the incident."""
     found_s: float | None = None
-    """Time from the fault to its detection: by an inspection if a device broke, by the agent if a rank ended, else by a
-    watcher."""
+    """Time from the fault to its detection: by an inspection if a device broke, by the agent if a rank ended, and
+    otherwise by a watcher."""
     recovered_s: float | None = None
     """Time from the fault until all ranks of the job completed a step again; or, if a part that is no rank was struck,
     until that part was back."""

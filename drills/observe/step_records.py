@@ -197,7 +197,8 @@ async def read_logs(
 
 
 def copies_in(log: str) -> int:
-    """Return how often a rank's log shows a second process: a generation began twice, or beside a live older one."""
+    """Return how often a rank's log shows a second process: a generation began twice, or began while an older one was
+    alive."""
     begun = _MARKER.findall(log)
     again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
     return again + sum(BESIDE in rest for _, _, rest in begun)
