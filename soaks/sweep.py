@@ -4,8 +4,8 @@ A cluster with a single worker runs one short job for each event n, so that each
 except Temporal. A fault strikes the job: a rank is killed, a machine is lost for good or computes wrongly, or the code
 is updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
 (``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
-the same: one incident, no step lost except the one under way, losses equal bit for bit, no rank with two processes,
-nothing left behind.
+the same: there is one incident, no step is lost except the one under way, losses are equal bit for bit, no rank has two
+processes, and nothing is left behind.
 
 The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
 run. Temporal writes several events in one transaction, and no worker can die between them

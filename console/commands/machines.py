@@ -66,7 +66,7 @@ def machines(  # noqa: PLR0917
     'everstep evict' and 'everstep release' change that.
 
     A verdict is unknown if a part of the machine could not be inspected, or if it is not clear whether the machine is
-    at fault; it is also unknown if the agent does not answer. Unknown is not a fault of the machine.
+    at fault. It is also unknown if the agent does not answer. Unknown is not a fault of the machine.
 
     The machines are those of the local cluster, or of the inventory that EVERSTEP_INVENTORY names. Inspections, reason
     codes and settings: docs/concepts/inspections.md.

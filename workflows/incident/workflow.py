@@ -1,10 +1,13 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-The stages are: vote, if the job became slow; trace, if it hangs → stop → evict, if machines must leave → decide →
-diagnose or replay, if the ladder wants the machines tested, or the job repeated on groups of them → restore, if state
-must be moved to a machine → reattempt → confirm. The stages are repeated while the policy allows it; after that the job
-is parked. There is one incident per fault, a child of the job's workflow. Each stage is a file of
-``workflows/incident/stages``.
+The stages run in this order; some of them run only in the case that the parentheses name:
+
+    vote (the job became slow), trace (it hangs) → stop → evict (machines must leave) → decide → diagnose or replay (the
+    ladder wants the machines tested, or the job repeated on groups of them) → restore (state must be moved to a
+    machine) → reattempt → confirm
+
+The stages are repeated while the policy allows it; after that the job is parked. There is one incident per fault, a
+child of the job's workflow. Each stage is a file of ``workflows/incident/stages``.
 """
 
 from __future__ import annotations
