@@ -137,7 +137,7 @@ class WatchedSide(EverstepSide):
     async def by_turns(
         self, name: str, pairs: int
     ) -> tuple[dict[str, float], dict[tuple[str, str], list[list[float]]], list[float]]:
-        """Run both sides by turns.
+        """Run both sides in turn.
 
         Returns:
             The values for ``Found``: shares, the steps of each series block by block, and ``own``.

@@ -27,7 +27,8 @@ EACH_STAGE = 3
 """A fault in a stage of another fault's incident is drawn this many times as often as other meetings, since an incident
 has several stages."""
 STANDBYS = 2
-"""Number of standbys (``SoakPlan.standbys``), and so the most machines that are lost for good at once."""
+"""Number of standbys (``SoakPlan.standbys``), which is also the largest number of machines that are lost for good at
+the same time."""
 OTHER = 2
 """Number of machines of the second job (``SoakPlan.other``)."""
 

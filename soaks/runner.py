@@ -328,7 +328,7 @@ async def soak_and_reduce(
         plan: The plan.
         folder: Folder of plan and journal; the shorter plan is written to ``reduced.json`` there.
         minutes: Time after which the soak ends early; None: it runs the complete plan.
-        tries: Most shorter soaks.
+        tries: The largest number of shorter soaks.
         say: Shows lines of progress.
         each: Gets each finished episode.
 

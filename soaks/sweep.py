@@ -56,7 +56,8 @@ SWEPT: dict[str, dict[str, Any]] = {
 """Name of a sweep → the fault that opens the swept incident, and sizes of the job. An updated job has more steps,
 since it must run until the worker has started again."""
 TRIES = 3
-"""Most runs for one event, if the kill was late or the history of the run did not have the event."""
+"""The largest number of runs for one event: a run is repeated if the kill was late, or if its history did not have the
+event."""
 CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
 """Types of the last event of a history."""
 

@@ -1,4 +1,5 @@
-"""The watcher of a case's job: it turns what the machines show into facts, and reports what the rules detect."""
+"""The watcher of a case's job: it gives the state of the machines to the rules as facts, and reports what they
+detect."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class DrillResult(BaseModel):
     """The evicted machines that are healthy and were evicted on purpose."""
     steps_lost: int | None = None
     steps_promised: int | None = None
-    """The most steps that the fault may cost; None: no copies are needed after it."""
+    """The largest number of steps that the fault may cost; None: no copies are needed after it."""
     promise: str = ""
     """The reason for ``steps_promised``."""
     restored_from: dict[str, int] = Field(
@@ -44,7 +44,7 @@ class DrillResult(BaseModel):
     damaged: list[str] = Field(default_factory=list, description="Copies that the drill damaged, and how.")
     said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents reported.")
     lag: int | None = None
-    """The most steps by which a backup was behind; None: not measured."""
+    """The largest number of steps by which a backup was behind; None: not measured."""
     pace: float | None = None
     """Duration of a step while an agent hung, as a multiple of the duration before; None: no agent hung."""
     steps_redone: int | None = None
