@@ -21,7 +21,8 @@ from everstep.model.job import JobSpec
 MAX_LOST = 1
 """The largest number of steps that a fault may cost by default: only the step under way, since every step is saved."""
 MAX_PACE = 1.5
-"""While a peer's agent hangs, a step may take this many times as long as before: far above noise."""
+"""While a peer's agent hangs, a step may take this many times as long as before; differences by chance are far
+smaller."""
 AWAY_STEPS = 2
 """If a part was back within the time of this many steps, the job need not have made a step in that time."""
 LAG = 2
