@@ -83,7 +83,7 @@ class Checkpoint:
         """Whether a state has gradients → the layout of such states."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
-        """Optimizer → number of parameters in each of its groups when the loop began; None: a warning reported a change."""
+        """Optimizer → number of parameters in each of its groups when the loop began; None: a change was reported."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
