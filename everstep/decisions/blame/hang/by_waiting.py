@@ -5,7 +5,7 @@ followed from each rank that waits to the ranks at its end (``by_waiting``).
 
 The ranks at the end may wait for each other in a circle, because one of them skipped a collective. That rank waits in
 the next collective for ranks that wait for it in the skipped one. The number of ranks that wait for it does not show
-which rank it is, but the order of its operations does (``out_of_order``): before the same operation, its peers in the
+which rank it is, but the order of its operations does (``out_of_order``). Before the same operation, its peers in the
 same stage all called the same number of operations of each other kind of group, and this rank called another number.
 """
 
