@@ -15,7 +15,8 @@ from everstep.model.machine import Machine
 
 
 class JobHint(Protocol):
-    """The launching worker's report to its own watcher, so that the watcher need not wait for the next listing."""
+    """Tells this worker's watcher about a job that the worker launches. So the watcher need not wait until it lists the
+    running jobs again."""
 
     def ensure(self, spec: JobSpec, machines: list[Machine], *, generation: int) -> None:
         """Watch a job; this generation is about to run on these machines."""

@@ -40,11 +40,11 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class ShareOfTime:
-    """Limits repeated work to a share of the time, at any rate of changes."""
+    """Limits repeated work to a share of the time, however often changes happen."""
 
     def __init__(self, share: float = SHARE) -> None:
         self._rest = 1 / share - 1
-        """The time of rest per time of work."""
+        """How many seconds of rest follow each second of work."""
         self._began = self._took_s = 0.0
 
     def begin(self) -> None:

@@ -3,8 +3,8 @@
     python -P -m benchmarks.checkpoint_rank '{"side": "everstep", …}'
 
 The interpreter of the side's environment runs it. The blocking time is measured in the same way for all sides. It has
-two parts: from the end of a step's body to the beginning of the next body (the save), and from the call of
-``optimizer.step()`` to the beginning of its work (the gate).
+two parts. The save is from the end of a step's body to the beginning of the next body. The gate is from the call of
+``optimizer.step()`` to the beginning of its work.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Everstep(Saver):
         return self._run.steps(total, self._state)
 
     def report(self, step: int, loss: float) -> None:
-        """The report of a script."""
+        """Report a step, as a script does."""
         self._run.report(step, loss=loss)
 
     def saved_bytes(self) -> int:

@@ -54,7 +54,7 @@ class Restores:
 
 
 def measure(megabytes: int, *, runs: int) -> Restores:
-    """Save one state in all formats, and restore it in all ways by turns."""
+    """Save one state in all formats, and restore it in each way in turn."""
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()

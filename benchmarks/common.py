@@ -131,7 +131,7 @@ def show(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
 
 
 def finish(failures: Sequence[str]) -> None:
-    """If a side did not run each time, print the failures and exit with code 1; else only flush the output.
+    """If a side did not run each time, print the failures and exit with code 1; otherwise only flush the output.
 
     Args:
         failures: The sides that failed, with the reasons.

@@ -6,9 +6,10 @@ only the lost machines (reschedule). Both of torchrun's sides are favoured: the 
 ready, and no checkpoint is read. everstep has to detect the loss, and restores the previous step.
 
 The job has 6 machines with one rank each. 1, 2 or 3 machines are lost at once, and no two of them have each other's
-backups. The weighted time is that of ByteRobust's figure 12. With a weight of 99 %, it has the mean over 1 to P99
-evictions by the binomial distribution for 128 machines. With a weight of 1 %, it has a loss of more machines than there
-are standbys. Here that is the loss of 3 machines, for which everstep has to provision one machine.
+backups. The weighted time is computed as in ByteRobust's figure 12, from two parts. The first part has a weight of
+0.99: it is the mean over 1 to P99 evictions, by the binomial distribution for 128 machines. The second part has a
+weight of 0.01: it is a loss of more machines than there are standbys. Here that is the loss of 3 machines, for which
+everstep has to provision one machine.
 
     python -P benchmarks/replacement.py
     python -P benchmarks/replacement.py --rounds 1 --json
@@ -33,7 +34,7 @@ from everstep.errors import EverstepError
 
 MACHINES = 6
 LOST = (1, 3, 5)
-"""Numbers of the machines that are lost: the first of these, the first two, or all three. Their backups are on other
+"""Numbers of the machines that are lost: only the first one, the first two, or all three. Their backups are on other
 machines."""
 STANDBYS = 2
 AT_STEP = 20

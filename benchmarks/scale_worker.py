@@ -22,7 +22,8 @@ POLL_S = 0.005
 
 
 async def watch(path: Path) -> None:
-    """Measure again and again by how much a short sleep is too long, and keep the largest values in the file."""
+    """Measure again and again how much longer than requested a short sleep takes, and keep the largest values in the
+    file."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 16) as longest:
         while True:
             began, busy = time.perf_counter(), time.thread_time()

@@ -18,10 +18,21 @@ PARTS = (
     "restore",
     "next step",
 )
-"""The parts in order. The first five end when the agent detects the fault (detect), when the incident schedules its
-first activity (report), when that activity is over (stop), when the launch is scheduled (decide), and at the last fork
-(launch). The others end when the slowest rank has started its script (start), has joined the job (import), has its
-groups and model (rendezvous), has restored its state (restore), and has completed and saved the step (next step)."""
+"""The parts in order. Each part ends with an event:
+
+- detect: the agent detects the fault;
+- report: the incident schedules its first activity;
+- stop: that activity is over;
+- decide: the launch is scheduled;
+- launch: the last rank is forked.
+
+The other parts end with an event of the slowest rank:
+
+- start: it has started its script;
+- import: it has joined the job;
+- rendezvous: it has its groups and model;
+- restore: it has restored its state;
+- next step: it has completed and saved the step."""
 
 
 @dataclass(frozen=True, slots=True)

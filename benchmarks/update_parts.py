@@ -17,10 +17,18 @@ from benchmarks.timeline import parts_between
 from everstep.model.launch import Confirmation
 
 BEFORE = ("ask", "make", "try", "open", "align", "stop", "decide", "launch")
-"""The parts before the ranks run, in order. They end when the job begins to make the version (ask), when the version is
-in the store (make), when all machines have it and have run it until it joined the job (try), when the incident asks the
-ranks to align (open), when all ranks wait at the end of a step (align), when all ranks have ended (stop), when the
-launch is scheduled (decide), and at the last fork (launch). The further parts are those of a recovery."""
+"""The parts before the ranks run, in order. Each part ends with an event:
+
+- ask: the job begins to make the version;
+- make: the version is in the store;
+- try: all machines have the version, and have run it until it joined the job;
+- open: the incident asks the ranks to align;
+- align: all ranks wait at the end of a step;
+- stop: all ranks have ended;
+- decide: the launch is scheduled;
+- launch: the last rank is forked.
+
+The further parts are those of a recovery."""
 PARTS = (*BEFORE, *RECOVERY_PARTS[5:])
 
 

@@ -2,10 +2,10 @@
 
 Two ranks run on one machine under everstep, and their steps have collectives. They report their steps, and have torch's
 server for flight records. A real agent follows them and a real worker watches the job. The aim limits the time of
-everstep's calls in a step, by the CPU clock of the thread that makes them. Further costs show in the steps: for each
-reported step, the ranks also make one step in the same process that is not reported, and the CPU times of all threads
-are compared. The same script runs under torchrun too, and takes turns with these ranks. Two processes of one program
-differ by some per cent, so both sides are started several times. The CPU time of server, agent and worker is shown too.
+everstep's calls in a step, by the CPU clock of the thread that makes them. Further costs show in the steps. For each
+reported step, the ranks also make one step in the same process that is not reported. The CPU times of all threads are
+compared. The same script runs under torchrun too, and takes turns with these ranks. Two processes of one program differ
+by some per cent, so both sides are started several times. The CPU time of server, agent and worker is shown too.
 
 Checkpoints (``benchmarks/checkpoint.py``) and inspections (``benchmarks/monitor.py``) are not included. The settings of
 flight records are torch's defaults on both sides.
@@ -137,7 +137,7 @@ class WatchedSide(EverstepSide):
     async def by_turns(
         self, name: str, pairs: int
     ) -> tuple[dict[str, float], dict[tuple[str, str], list[list[float]]], list[float]]:
-        """Run both sides by turns.
+        """Run both sides in turn.
 
         Returns:
             The values for ``Found``: shares, the steps of each series block by block, and ``own``.

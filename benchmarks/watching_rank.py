@@ -136,7 +136,7 @@ def watched(losses: Iterator[float], turn: Turn, pairs: int, length: int, thread
         if at == length - 1:
             turn.over()
     for _ in steps:
-        raise AssertionError("there are no more")
+        raise AssertionError("the loop has more steps than the blocks need")
     share = (cpu_of(threads) - used_s) / (time.perf_counter() - began_s)
     found = {"wall": clock.wall, "cpu": clock.cpu, "bare_wall": bare.wall, "bare_cpu": bare.cpu}
     return {**found, "own": own, "server": share}

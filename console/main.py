@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "versions": ("versions", "Jobs", "Show which code a job ran when, who changed it, and why."),
     "incidents": ("incidents", "Jobs", "List incidents with their outcomes."),
     "incident": ("incidents", "Jobs", "Show one incident: observations, decisions and actions, with times."),
-    "verdict": ("verdict", "Jobs", "Record what the cause of an incident was, as a person found out."),
+    "verdict": ("verdict", "Jobs", "Record the true cause of an incident, after a person has found it."),
     "classify": ("classify", "Jobs", "Find what ended a job, from its logs alone; no cluster is needed."),
     "trace": ("trace", "Jobs", "Show what the ranks of a job do now, and on which machine it hangs."),
     "stacks": ("trace", "Jobs", "Show the stacks of ranks before an incident stopped them."),

@@ -23,7 +23,7 @@ from everstep.model.job import JobSpec
 LOG_CHARACTERS = 4000
 """The last output of a rank is cut to this many characters."""
 STACK_FRAMES = 12
-"""The number of innermost frames of a rank that hangs."""
+"""The number of innermost frames that are kept for a rank that hangs."""
 
 
 def recorded_case(incident: IncidentRecord, run: LedgerJob, samples: Sequence[tuple[int, str, int, bytes]]) -> str:
@@ -60,7 +60,7 @@ def recorded_case(incident: IncidentRecord, run: LedgerJob, samples: Sequence[tu
 
 
 def _machines(evidence: Evidence, report: IncidentReport, spec: JobSpec) -> list[str]:
-    """Return the machines of the job in order, as far as they are known: by their ranks, then the others."""
+    """Return the known machines of the job: first those with ranks, in the order of their ranks, then the others."""
     by_rank = {spec.topology().machine(one.rank): one.machine for one in evidence.exits}
     others = [*evidence.unreachable, *evidence.dying, *report.evicted, *(about.machine for about in evidence.findings)]
     known = list(dict.fromkeys([by_rank[number] for number in sorted(by_rank)]))
@@ -75,7 +75,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
 
 
 def _ends(evidence: Evidence) -> list[dict[str, Any]]:
-    """Return the fault of the first rank that ended by itself; the others followed from it."""
+    """Return the fault of the first rank that ended by itself; the ends of other ranks follow from it."""
     ended = sorted((one for one in evidence.exits if not one.stopped_by_us), key=lambda one: one.time_ns)
     first = [one for one in ended if not (one.classification and one.classification.consequence)] or ended
     return [_end(first[0], len(ended))] if first else []
@@ -127,7 +127,7 @@ def _findings(evidence: Evidence, report: IncidentReport, names: Mapping[str, st
 
 
 def _is_reported(about: MachineFinding) -> bool:
-    """Return whether an inspection reported it; the play derives the findings of hangs, tests and silence itself."""
+    """Return whether an inspection reported it. Findings of hangs, tests and silence follow when the case is played."""
     return about.finding.source is FindingSource.INSPECTION and about.finding.verdict is Health.FAULTY
 
 

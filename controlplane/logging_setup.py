@@ -11,7 +11,7 @@ Workflow code logs by ``workflow.logger`` and activities by ``activity.logger``,
 replays a history. Lines of plain structlog loggers during a replay are dropped here.
 
 Tracebacks have neither the values of variables nor secrets, and their length is limited, since a log line is written in
-the event loop: with the values of variables, one error in a workflow of 1,000 machines had 71,000 lines and blocked a
+the event loop. With the values of variables, one error in a workflow of 1,000 machines had 71,000 lines, and blocked a
 worker for a minute.
 """
 

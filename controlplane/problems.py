@@ -18,7 +18,7 @@ from everstep.base.text import listed
 from everstep.decisions.keep.drift import UNSAFE_SLOTS
 
 SETTLE_S = 2.0
-"""Failures that are shorter than this are not shown, e.g. because a peer starts later or reconnects; seconds."""
+"""Shorter failures are not shown, e.g. while a peer starts or reconnects, seconds."""
 NAMED = 4
 """At most this many machines are named; the rest are counted."""
 

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Make the Python environment of a checkout: called by `make setup` with PYTHON, UV and STAMP.
-# Everything installed comes from requirements.lock, uv from deploy/installer.lock, what builds everstep itself from
-# deploy/build.lock; the stamp holds the hash of what was installed. A uv on PATH is taken as it is.
+# All packages come from requirements.lock, uv from deploy/installer.lock, and the tools that build everstep itself from
+# deploy/build.lock. The stamp holds a checksum of these files. A uv on PATH is used in whatever version it has.
 set -eu
 
 step() { printf '[setup %s] %s\n' "$1" "$2"; }
 
-still_running() { # uv draws its own bars on a terminal, and says nothing for long in a pipe
+still_running() { # on a terminal, uv shows its progress itself; in a pipe, it prints nothing for a long time
     seconds=0
     while sleep 10 >/dev/null 2>&1; do
         seconds=$((seconds + 10))
@@ -41,8 +41,9 @@ else
 fi
 
 step 3/4 "packages of requirements.lock (torch with CUDA: about 3 GB to load, 5 GB on disk; half a minute on a fast line)"
-# Compiled now: where PYTHONDONTWRITEBYTECODE is set, every import of torch would else compile it again (3.3 s, not 1.3 s).
-# uv gives up after 60 s of compiling and 30 s without a byte: a busy machine or a slow line takes longer.
+# The packages are compiled now. Otherwise, if PYTHONDONTWRITEBYTECODE is set, every import of torch compiles it again,
+# and takes 3.3 s instead of 1.3 s. By default uv gives up after 60 s of compiling, or after 30 s without a received
+# byte; a busy machine or a slow line takes longer.
 export UV_COMPILE_BYTECODE_TIMEOUT=600 UV_HTTP_TIMEOUT=300
 ticker=
 if [ ! -t 2 ]; then

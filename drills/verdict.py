@@ -19,17 +19,18 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 
 MAX_LOST = 1
-"""Most steps that a fault may cost by default: only the step under way, since every step is saved."""
+"""The largest number of steps that a fault may cost by default: only the step under way, since every step is saved."""
 MAX_PACE = 1.5
-"""While a peer's agent hangs, a step may take this many times as long as before: far above noise."""
+"""While a peer's agent hangs, a step may take this many times as long as before; differences by chance are far
+smaller."""
 AWAY_STEPS = 2
-"""If a part was back within the time of this many steps, the job need not have made a step meanwhile."""
+"""If a part was back within the time of this many steps, the job need not have made a step in that time."""
 LAG = 2
 """Backups that are this many steps behind show that their peer accepts none."""
 MAX_BLIND_S = 10.0
 """Longest allowed time without a sample of the processes, seconds; there is one every 0.1 s on an idle machine."""
 SHOWN = 5
-"""Most differences that are named."""
+"""The largest number of differences that are named."""
 DAMAGE_WORDS = ("checksum", "damaged", "truncated", "cut short", "bytes")
 """A text about a damaged copy has at least one of these words."""
 

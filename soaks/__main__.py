@@ -18,11 +18,11 @@ app = typer.Typer(
 
 @app.command()
 def soak(  # noqa: PLR0917 - one parameter for each option
-    faults: Annotated[int, typer.Option(min=1, help="Number of faults, or one more.")] = 200,
+    faults: Annotated[
+        int, typer.Option(min=1, help="Number of faults. There may be one more, since the last episode may have two.")
+    ] = 200,
     seed: Annotated[int | None, typer.Option(help="Seed of the plan. Default: a random one.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="End after the first episode that ends after so many minutes.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Begin no new episode after this many minutes.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Draw only this kind of fault; can be given several times.")
     ] = None,
@@ -35,17 +35,19 @@ def soak(  # noqa: PLR0917 - one parameter for each option
     folder: Annotated[
         Path | None, typer.Option(help="Folder of plan and journal. Default: soaks/… in the everstep home.")
     ] = None,
-    tries: Annotated[int, typer.Option(min=0, help="Most runs in search of a shorter plan with a violation.")] = 8,
+    tries: Annotated[
+        int, typer.Option(min=0, help="Largest number of runs that search for a shorter plan with a violation.")
+    ] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Run one long job in which faults of every kind meet each other.
 
-    Faults strike alone, two at once, and one within the recovery from another. Before each of these episodes all ranks
-    wait at a step, the gate. There the soak observes processes, files, step records and histories from outside, and
-    checks a list of invariants: the job steps again, losses equal those of an undisturbed run bit for bit, no rank has
-    two processes, copies of the state are where they belong, no files or memory accumulate, and the status is right.
-    The first violation ends the soak. Its cluster and its job stay up, and shorter plans are run to find the shortest
-    one with a violation.
+    A fault strikes alone, at the same time as another one, or within the recovery from another one. Before each of
+    these episodes all ranks wait at a step, the gate. There the soak observes processes, files, step records and
+    histories from outside, and checks a list of invariants: the job steps again, losses equal those of an undisturbed
+    run bit for bit, no rank has two processes, copies of the state are where they belong, no files or memory
+    accumulate, and the status is right. The first violation ends the soak. Its cluster and its job stay up, and shorter
+    plans are run to find the shortest one with a violation.
 
     The same seed draws the same plan. --resume continues a soak that was killed. Faults that this computer cannot
     inject are left out and listed; without root these are the faults that need networks or small file systems. 300
@@ -105,7 +107,9 @@ def sweep(  # noqa: PLR0917 - options of a command
     first: Annotated[int, typer.Option("--from", min=1, help="First event.")] = 1,
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Sweep only every N-th event.")] = 1,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; with 1, each kill stops all control.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of worker processes; with 1, each kill stops all control.")
+    ] = 1,
     of: Annotated[str, typer.Option(help="Incident to sweep: crash, eviction, update, rollback or replay.")] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
 ) -> None:
@@ -113,8 +117,8 @@ def sweep(  # noqa: PLR0917 - options of a command
 
     For each event n a short job runs on a local cluster, and a fault strikes it: a rank is killed, a machine is lost
     for good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome
-    must be the same each time. A kill that was late is repeated. An event takes about 10 s, or 20 s for an eviction or
-    a replay.
+    must be the same each time. If a kill was late, the run for that event is repeated. An event takes about 10 s, or 20
+    s for an eviction or a replay.
 
     Examples:
 

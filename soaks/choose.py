@@ -16,7 +16,7 @@ from soaks.plan import Sizes, SoakPlan
 from soaks.runner import PLAN
 
 SEEDS = 1_000_000
-"""Number of seeds from which a random one is drawn."""
+"""A random seed is below this number."""
 
 
 def chosen(
@@ -33,7 +33,7 @@ def chosen(
 
     Raises:
         ConfigError: the options make no sense.
-        CannotInject: a kind in ``only`` is one that no soak draws.
+        CannotInject: no soak draws one of the kinds in ``only``.
     """
     if resume:
         if not (resume / PLAN).exists():

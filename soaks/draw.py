@@ -1,4 +1,4 @@
-"""Draws the plan of a soak: each fault alone, and each two that can meet, before any of these repeats. Pure."""
+"""Draws the plan of a soak: each fault alone, and each pair that can meet, before any of these repeats. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ EACH_STAGE = 3
 """A fault in a stage of another fault's incident is drawn this many times as often as other meetings, since an incident
 has several stages."""
 STANDBYS = 2
-"""Number of standbys (``SoakPlan.standbys``), and so the most machines that are lost for good at once."""
+"""Number of standbys (``SoakPlan.standbys``), which is also the largest number of machines that are lost for good at
+the same time."""
 OTHER = 2
 """Number of machines of the second job (``SoakPlan.other``)."""
 
@@ -43,7 +44,8 @@ def left_out() -> dict[str, str]:
 
 
 def meetings() -> list[tuple[How, tuple[str, ...]]]:
-    """Return all meetings of faults: each fault alone, and each two that can meet, at one step or within a recovery."""
+    """Return all meetings of faults: each fault alone, and each pair that can meet, at one step or within a
+    recovery."""
     faults = soaked()
     opening = [fault for fault in faults if fault.meets == "opening"]
     beside = [fault for fault in faults if fault.meets in ("opening", "beside")]
@@ -58,7 +60,7 @@ def meetings() -> list[tuple[How, tuple[str, ...]]]:
 
 
 def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str] = ()) -> SoakPlan:
-    """Draw a plan with this many faults, or one more; equal seeds draw equal plans.
+    """Draw a plan with this many faults, or with one more. Equal seeds give equal plans.
 
     Args:
         seed: Seed of the random numbers.
@@ -82,7 +84,7 @@ def draw(seed: int, faults: int, sizes: Sizes | None = None, only: Sequence[str]
 
 
 def _deck(rng: Random, only: Sequence[str], machines: int) -> Iterator[tuple[How, tuple[str, ...]]]:
-    """All meetings in random order, for ever; a fault with few meetings is alone more often."""
+    """Yield all meetings in random order, again and again. A fault that meets few others is drawn alone more often."""
     possible = [meeting for meeting in meetings() if not only or set(meeting[1]) <= set(only)]
     least = min((max(fault_named(kind).least_machines for kind in kinds) for _, kinds in possible), default=0)
     if least > machines:

@@ -201,7 +201,7 @@ class Episodes:
         return hold
 
     async def _strike(self, index: int, contexts: list[DrillContext], hold: Entry | None) -> list[str]:
-        """Inject the faults that the injector does from outside; returns problems."""
+        """Inject the faults that strike from outside; returns problems."""
         first = contexts[:1] if self._running.how == "within" else contexts
         releasing = asyncio.create_task(self._release_strikes(index, first))
         injected = [
@@ -313,8 +313,8 @@ class Episodes:
             step: The step of the gate.
             rescued: Step records of machines that were emptied.
             gate: Step of the last gate.
-            hung: Whether an agent hung. It counts the time of its hang as that of a slow disk, and writes fewer steps
-                for a while. Its backups may be behind too, and then all machines back up only named steps.
+            hung: Whether an agent hung. That agent counts the time of its hang as that of a slow disk, and writes fewer
+                steps for a while. Its backups may be behind too, and then all machines back up only named steps.
             lost: Machines that were lost and have no records.
         """
         incidents = await self._closed()

@@ -36,9 +36,9 @@ MORE_FILES = 6
 """The largest number of files in shared memory whose names differ only in numbers: reports of old generations, and
 files of two fork servers."""
 MAX_EVENTS = 10_240
-"""Most events of a job's history; Temporal warns of longer ones."""
+"""The largest number of events in a job's history; Temporal warns of longer histories."""
 FORK_SERVERS = 2
-"""Most fork servers of a machine: that of the job, and one that waits for the next job."""
+"""The largest number of fork servers on a machine: that of the job, and one that waits for the next job."""
 ProcessKey = tuple[int, str, str]
 """Pid and name of a process, and for an agent the job of its machine: the agent of a standby needs less memory."""
 
@@ -60,7 +60,7 @@ class Struck:
 
     requests: Sequence[DrillRequest] = ()
     promises: Sequence[Promise] = ()
-    """The most steps that each strike may cost."""
+    """The largest number of steps that each strike may cost."""
     gate: int = 0
     """Step of the last gate, before which the job must not resume."""
     gone: Sequence[str] = ()
@@ -179,7 +179,7 @@ def crashes_are_reported_as_crashes(
 
 
 def steps_lost_are_few(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """No more steps are lost than the copies that were left require."""
+    """No more steps are lost than follows from the copies that were left."""
     found = []
     for incident in seen.incidents:
         if incident.report is None:
@@ -364,7 +364,8 @@ def _lasting(seen: GateObservations) -> list[ClusterProcess]:
 
 
 def may_cost(struck: Struck) -> int:
-    """Return the most steps that an incident may lose; without a promise, all steps since the last gate."""
+    """Return the largest number of steps that an incident may lose; without a promise, all steps since the last
+    gate."""
     if struck.behind:
         return GAP
     promised = [promise.steps for promise in struck.promises]

@@ -62,7 +62,7 @@ class SoakGate:
 
     @property
     def marks(self) -> Path:
-        """The path of the marks of arrived ranks; the name of each mark begins with it."""
+        """The path with which the marks of all arrived ranks begin."""
         return self.folder / f"{self.name}.json"
 
     @property
@@ -139,7 +139,7 @@ class SoakJob:
             await asyncio.sleep(0.2)
 
     def episode_folder(self, index: int) -> Path:
-        """Return the folder of the marks of the episode with this index; one more folder after the last one is for the
+        """Return the folder of the marks of the episode with this index. The index after the last episode is for the
         last gate."""
         return self.folder / f"at-{index:04d}"
 

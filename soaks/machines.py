@@ -26,7 +26,7 @@ class MachinesSeen:
     listed: list[str] = field(default_factory=list)
     """All machines of the cluster."""
     pool: dict[str, str] = field(default_factory=dict)
-    """Machine → the job that has it, or its place in the pool, such as ``standby``."""
+    """Machine → the job that has it; if no job has it, its place in the pool, such as ``standby``."""
     jobs: dict[str, list[str]] = field(default_factory=dict)
     """Job → its machines, according to the job's workflow."""
     ranks: dict[str, list[str]] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""The second job of a soak, and the code for both jobs: they lease machines of one pool, and may lose some at once."""
+"""The second job of a soak, and the code for both jobs: they lease machines of one pool, and may lose machines at the
+same time."""
 
 from __future__ import annotations
 

@@ -68,9 +68,9 @@ class Episode(BaseModel):
         "", description="A machine of the second job that is lost for good at the same time: m0 is its first."
     )
     stage: str = Field(
-        "", description="Of within: stage of the first fault's incident in which the second fault strikes."
+        "", description="For within: stage of the first fault's incident in which the second fault strikes."
     )
-    moment: str = Field("middle", description="Of within: moment of this stage: begin, middle or end.")
+    moment: str = Field("middle", description="For within: moment of this stage (begin, middle or end).")
 
     @model_validator(mode="after")
     def _fits(self) -> Episode:
@@ -114,7 +114,7 @@ class SoakPlan(BaseModel):
     sizes: Sizes = Sizes()
     standbys: int = Field(2, ge=0, description="Machines in addition to those of both jobs.")
     other: int = Field(2, ge=0, description="Machines of a second job; 0: there is none.")
-    workers: int = Field(1, ge=1, description="Worker processes; with 1, each kill stops all control.")
+    workers: int = Field(1, ge=1, description="Number of worker processes; with 1, each kill stops all control.")
     step_seconds: float = Field(0.2, ge=0, description="Shortest step, long enough for the backup of the previous one.")
     episodes: list[Episode] = Field(min_length=1)
 

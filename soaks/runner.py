@@ -300,7 +300,8 @@ async def run_own_job(cluster: DrillCluster, plan: SoakPlan, episode: Episode, r
     if drilled.fired:
         result.violations = drilled.problems
     else:
-        # Most problems follow from the fault that did not fire. Some are violations whatever struck the job.
+        # Most problems follow from the fault that did not fire. Some problems are violations, whichever fault struck
+        # the job.
         result.not_fired = drilled.problems[:1] or [f"{drilled.fault} did not fire"]
         undisturbed = not drilled.leaked and not drilled.duplicates and drilled.losses_match and drilled.state_match
         result.violations = [] if undisturbed else drilled.problems
@@ -327,7 +328,7 @@ async def soak_and_reduce(
         plan: The plan.
         folder: Folder of plan and journal; the shorter plan is written to ``reduced.json`` there.
         minutes: Time after which the soak ends early; None: it runs the complete plan.
-        tries: Most shorter soaks.
+        tries: The largest number of shorter soaks.
         say: Shows lines of progress.
         each: Gets each finished episode.
 

@@ -1,11 +1,11 @@
 """The sweep: kills the worker at every event of an incident's history in turn.
 
 A cluster with a single worker runs one short job for each event n, so that each kill stops the complete control plane
-except Temporal. The job meets a fault: a rank is killed, a machine is lost for good or computes wrongly, or the code is
-updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
+except Temporal. A fault strikes the job: a rank is killed, a machine is lost for good or computes wrongly, or the code
+is updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
 (``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
-the same: one incident, no step lost but the one under way, losses equal bit for bit, no rank with two processes,
-nothing left behind.
+the same: there is one incident, no step is lost except the one under way, losses are equal bit for bit, no rank has two
+processes, and nothing is left behind.
 
 The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
 run. Temporal writes several events in one transaction, and no worker can die between them
@@ -56,7 +56,8 @@ SWEPT: dict[str, dict[str, Any]] = {
 """Name of a sweep → the fault that opens the swept incident, and sizes of the job. An updated job has more steps,
 since it must run until the worker has started again."""
 TRIES = 3
-"""Most runs for one event, if the kill was late or the history of the run did not have the event."""
+"""The largest number of runs for one event: a run is repeated if the kill was late, or if its history did not have the
+event."""
 CLOSES = (EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW)
 """Types of the last event of a history."""
 
@@ -235,7 +236,7 @@ async def signature(cluster: DrillCluster, run: DrillResult) -> tuple[str, str]:
     """Return the decision and outcome of a run, in words that must be equal after each kill."""
     found = [incident.report for incident in await incidents(cluster, run.job) if incident.report]
     decision = " / ".join(_decision(report) for report in found)
-    # A loss that is not finite is detected some steps later; the judge of drills limits how many.
+    # A loss that is not finite is detected some steps later; the judge of drills limits how many steps may be lost.
     symptoms = {failure.symptom for report in found for failure in report.failures}
     within = run.steps_lost in (0, 1) or Symptom.NOT_FINITE in symptoms
     lost = "steps lost within the limit" if within else f"{run.steps_lost} steps lost"

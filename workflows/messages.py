@@ -25,7 +25,7 @@ NEEDS_A_STEP = {Symptom.HANG, Symptom.UNSAVED, Symptom.MACHINE_SILENT}
 
 
 class ReplayCarried(Model):
-    """The state that a replay hands on when it continues as new."""
+    """The state that a replay passes to its next run when it continues as new."""
 
     repeat: int
     """The number of repeats of both phases so far."""

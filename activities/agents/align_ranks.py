@@ -40,7 +40,8 @@ ASK_AGAIN_S = 30.0
 """The request is repeated at this interval, seconds. Ranks that get no request for ``REQUEST_VALID_S``
 (``step_reports.py``) stop waiting and continue."""
 STILL_S, STILL_STEPS = 5.0, 5.0
-"""The alignment is given up when no rank has gone on for this time, seconds, and for this many steps."""
+"""The alignment is given up when no rank has completed a step for this time, seconds, and for the time of this many
+steps."""
 NAMED = 4
 """The largest number of ranks that an answer names."""
 
@@ -149,7 +150,7 @@ class AlignRanks(Activity[RanksAligned]):
 
 @dataclass
 class _LastProgress:
-    """How long no rank has completed a step: a rank that hangs makes all other ranks wait for it."""
+    """Measures how long no rank has completed a step, since a rank that hangs makes all other ranks wait for it."""
 
     _step: int
     """The step that all ranks have to complete."""
@@ -165,13 +166,13 @@ class _LastProgress:
 
     @property
     def seconds(self) -> float:
-        """The seconds since a rank was last seen to go on."""
+        """The time since a rank was last seen to complete a step, seconds."""
         return time.monotonic() - self._since
 
     @property
     def is_final(self) -> bool:
-        """Whether a rank will not complete the step. It is False if the time of a step is not known, and while ranks
-        that completed the step only save it, since a backup may take long."""
+        """Whether a rank will not complete the step. It is False if the time of a step is not known. It is also False
+        once all ranks have completed the step and only save it, since a backup may take long."""
         computes = any(completed < self._step for completed in self._seen.values())
         return computes and self._step_s > 0 and self.seconds > max(STILL_S, STILL_STEPS * self._step_s)
 

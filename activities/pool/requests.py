@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from activities.tools import Tools
 
 ASK_AGAIN_S = 1.0
-"""The time between two questions whether a machine is free, seconds."""
+"""The time between two checks of whether a machine is free, seconds."""
 POOL_LIMIT = timedelta(seconds=15)
 """An incident, or the end of a job, does not wait longer than this for the pool."""
 ANSWER_LIMIT = timedelta(seconds=10)

@@ -233,7 +233,7 @@ class JobView:
         self._copies.forget_before(newest)
 
     def note_running(self, generation: int, step: int, now_ns: int) -> None:
-        """Note that a generation runs, as the job's workflow reports: all machines were launched.
+        """Note that a generation runs, according to the job's workflow: its ranks were launched on all machines.
 
         Args:
             generation: The running generation.

@@ -154,7 +154,7 @@ class LeftoverCleaner:
                 remains.state = await handle.query("state", result_type=JobState, rpc_timeout=ANSWER_LIMIT)
         state = remains.state
         if newest.status == WorkflowExecutionStatus.RUNNING and await self._has_run(remains.workflow_id, state.run):
-            return  # the workflow was reset: the job goes on
+            return  # the workflow was reset: the job continues
         asked = state.machines if remains.missing is None else remains.missing
         room = asyncio.Semaphore(AT_ONCE)
 

@@ -1,9 +1,9 @@
 """The template is a process that has imported the modules of fork servers, and from which fork servers are forked.
 
 If several agents share a computer, as in a local cluster, each agent needs a fork server, and importing torch costs
-each server seconds of CPU time. The template imports once. A fork server from the template starts in milliseconds, and
-equals a server that an agent started itself: it leads its own session, and it has its own command line, its own log and
-the environment that its agent requested. An agent that is alone on its machine needs no template.
+each server seconds of CPU time. The template imports once. A fork server from the template starts in milliseconds. It
+equals a server that an agent started itself: it leads its own session, and it has its own command line, log, and the
+environment that its agent requested. An agent that is alone on its machine needs no template.
 
 The supervisor runs the template as a program of its own, ``python -P …/agent/launcher/template.py``. If the template
 dies, its fork servers continue to run, and agents start new fork servers themselves.

@@ -3,8 +3,8 @@
     python benchmarks/peers/nvrx_loop.py FOLDER KILL_RANK AT_STEP STORE_PORT
 
 One process runs for each rank. It appends the time of every step to ``FOLDER/<rank at the start>-<restart>``. One rank
-kills itself between backward and the optimizer's step. The intervals and waits are the shortest with which the library
-works.
+kills itself between backward and the optimizer's step. The intervals and waits are the shortest ones that work with the
+library.
 """
 
 import os

@@ -99,8 +99,8 @@ def wait_for(value: Callable[[], int], alive: Callable[[], bool], event: str, fo
 
 @contextmanager
 def peer_process(command: Sequence[str], folder: Path, env: dict[str, str]) -> Iterator[Callable[[], bool]]:
-    """Run a process while the block runs, and then end it with all its children; yield a function that says whether it
-    lives."""
+    """Run a process while the block runs, and then end it with all its children; yield a function that returns whether
+    it is alive."""
     process = start_peer(command, folder, env)
     try:
         yield lambda: process.poll() is None

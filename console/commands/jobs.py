@@ -33,7 +33,8 @@ Reference = Annotated[
 TAIL_OF_ALL = 10
 """Number of lines for each rank when the logs of all ranks are shown."""
 PATIENCE_S = 30.0
-"""stop, resume and abandon wait this long for their effect, in addition to the time in the job's policy, seconds."""
+"""The commands stop, resume and abandon wait this long for their effect, seconds; the time in the job's policy is
+added."""
 POLL_S = 0.2
 
 
@@ -142,8 +143,8 @@ def resume(
     """Let a parked job try again, with a new budget of attempts.
 
     If a newer step may lie on storage that does not answer, the storage is queried again. With --accept-loss the job
-    continues from the step that 'everstep status' names, or from a later step. Copies of steps that are newer still are
-    set aside, or lost.
+    continues from the step that 'everstep status' names, or from a later step. Copies of steps after the step from
+    which it continues are set aside, or lost.
 
     Examples:
 

@@ -66,7 +66,7 @@ def machines(  # noqa: PLR0917
     'everstep evict' and 'everstep release' change that.
 
     A verdict is unknown if a part of the machine could not be inspected, or if it is not clear whether the machine is
-    at fault; it is also unknown if the agent does not answer. Unknown is not a fault of the machine.
+    at fault. It is also unknown if the agent does not answer. Unknown is not a fault of the machine.
 
     The machines are those of the local cluster, or of the inventory that EVERSTEP_INVENTORY names. Inspections, reason
     codes and settings: docs/concepts/inspections.md.
@@ -131,7 +131,7 @@ async def _record(names: list[str], cluster: str, path: Path, every_s: float) ->
             reports = await _reports(control, names)
             lines = recorder.lines(reports, asked_ns, time.time_ns())
             try:
-                with path.open("a") as file:  # opened anew each time: the file may have been moved away
+                with path.open("a") as file:  # opened again at each poll, since the file may have been moved away
                     file.writelines(f"{line}\n" for line in lines)
             except OSError as error:
                 raise ConfigError(f"the recording {path} cannot be written: {error.strerror or error}") from error

@@ -180,7 +180,7 @@ def play(
     cases: Annotated[list[Path], typer.Argument(metavar="CASE.toml…", help="Files with a case each.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Play cases in simulated time: what would be done about faults, and whether that is what each case expects.
+    """Play cases in simulated time: show what everstep would do about the faults, and whether each case expects that.
 
     A case says what is broken and how that shows. The workflows and decisions are those of a real incident; only the
     machines are simulated. No cluster is needed, and an hour takes less than a second: docs/guides/cases.md.
@@ -229,7 +229,7 @@ def record(
     """Print the case of a closed incident: what was broken, how that showed, and what everstep did about it.
 
     Correct the expectation, and keep the case where your other cases are: it is a test of the next release. The case
-    has the last output of ranks, so read it before you send it to somebody: docs/guides/cases.md.
+    has the last output of ranks, so read it before you send it to another person: docs/guides/cases.md.
 
     Examples:
 
@@ -237,8 +237,8 @@ def record(
 
         everstep policy play cases/loader-deadlock.toml
 
-    Exit codes: 0 printed; 1 the ledger has no such incident, or it is open, or nothing that can be played;
-    2 not an incident.
+    Exit codes: 0 printed; 1 the ledger has no such incident, or the incident is open, or has nothing to play; 2 not an
+    incident.
     """
     from console.recorded_case import recorded_case
     from controlplane.references import parse_incident

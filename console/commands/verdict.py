@@ -1,4 +1,4 @@
-"""``everstep verdict``: record what the cause of an incident was, as a person found out."""
+"""``everstep verdict``: record the true cause of an incident, after a person has found it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verdict(  # noqa: PLR0917 - options of a command
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """Record what the cause of an incident was, as a person found out.
+    """Record the true cause of an incident, after a person has found it.
 
     `everstep report` compares it with what everstep decided: how many verdicts were right, which inspections raise
     false alarms, and which machines left without a fault. The newest verdict of a person counts; nothing else changes.

@@ -90,7 +90,7 @@ class VerdictTally(BaseModel):
     confirmed: int
     refuted: int
     open: int
-    """Nothing that happened later decides."""
+    """Number of verdicts that no later event confirms or refutes."""
     why: list[str]
     """How the verdicts were confirmed or refuted, with their numbers, the most frequent first."""
 
@@ -127,7 +127,7 @@ class LedgerReport(BaseModel):
     jobs: list[RunShare]
     """Runs of jobs, newest first."""
     verdicts: list[VerdictTally] = Field(default_factory=list)
-    """By job, month and owner."""
+    """The verdicts by job, month and owner."""
     inspections: list[InspectionTally] = Field(default_factory=list)
     innocent: list[str] = Field(default_factory=list)
     """Machines that were evicted and were innocent, once for each eviction."""

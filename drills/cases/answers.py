@@ -53,7 +53,7 @@ UNREACHABLE = "AgentUnreachable"
 
 
 class Answers:
-    """Answers activities. The world is set once it exists: it begins with these answers."""
+    """Answers activities. ``world`` is set later, since the world itself needs these answers."""
 
     world: World
 
@@ -186,7 +186,7 @@ class Answers:
         return verdict
 
     def _states(self) -> list[RankState]:
-        """Return the ranks as their agents show them."""
+        """Return the states of the ranks, as their agents report them."""
         world, generation = self.world, self.world.generation
         assert generation is not None
         begun_ns = generation.loop_ns if world.temporal.now_ns >= generation.loop_ns else 0
@@ -451,7 +451,7 @@ class Answers:
     def _await(
         self, call: ActivityCall, patience_s: float, ask: Callable[[], Any], is_enough: Callable[[Any], bool]
     ) -> None:
-        """Ask again and again until the answer is enough, or the time is over; the last answer is the result."""
+        """Ask again and again until the answer is enough or the time is over. The result is the last answer."""
         temporal = self.world.temporal
         until_ns = temporal.now_ns + round(patience_s * S)
 

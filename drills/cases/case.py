@@ -1,7 +1,7 @@
-"""A case: what happens to a job, in time, and the course of the recovery that is right.
+"""A case: which faults strike a job at which times, and the right course of the recovery.
 
-A case is a TOML file. Its faults say what is broken and how that shows: a fault strikes a rank or a machine, once or as
-long as its cause is there. What the recovery does about it is not written here: it follows from the product's own
+A case is a TOML file. Its faults describe what is broken, and how that shows. A fault strikes a rank or a machine, once
+or as long as its cause is there. A case does not describe what the recovery does: this follows from the product's own
 workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
 """
 
@@ -21,7 +21,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class CaseModel(BaseModel):
-    """A table of a case; an unknown name is an error."""
+    """A table of a case. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,7 @@ class CaseJob(CaseModel):
     longest_pause_s: float = Field(0.0, ge=0)
     """The longest time without a step that was seen before, e.g. of an evaluation."""
     ran_h: float = Field(0.0, ge=0)
-    """How long the job has trained before the first fault, hours, beside the time until it strikes."""
+    """How long the job trains before the case begins, hours; the time until the first fault is added."""
     older_version_h: float = Field(0.0, ge=0)
     """How long an older version of its code ran before, hours; 0: there is only one version."""
     policy: RecoveryPolicy = Field(default_factory=RecoveryPolicy)
@@ -55,13 +55,13 @@ class Costs(CaseModel):
     trace_s: Seconds = 1.0
     tests_s: Seconds = 120.0
     replay_s: Seconds = 60.0
-    """One group of a replay."""
+    """The run of one group of a replay."""
     restore_s: Seconds = 2.0
     check_s: Seconds = 5.0
 
 
 class CaseFinding(CaseModel):
-    """What an inspection reports about the machine from then on."""
+    """What an inspection reports about the machine after a fault has struck it."""
 
     reason: str
     """The reason code."""
@@ -73,7 +73,7 @@ class CaseFinding(CaseModel):
     sure: bool = False
     source: FindingSource = FindingSource.INSPECTION
     after_s: Seconds = 0.0
-    """After the strike."""
+    """The time from the strike to the finding."""
     for_s: Seconds = 0.0
     """The finding is over after this time; 0: it stays."""
 
@@ -82,29 +82,29 @@ class CaseFault(CaseModel):
     """Something that is broken, and how it shows."""
 
     at_s: Seconds = 60.0
-    """When it strikes first, seconds after the job's first step."""
+    """When the fault strikes first, seconds after the job's first step."""
     rank: int = 0
     """The rank that it strikes."""
     machine: str = ""
     """The machine that it strikes, e.g. ``m2``, or ``all``; empty: that of the rank."""
     every_rank: bool = False
-    """All ranks show it, not one."""
+    """All ranks show the fault, and not only one."""
 
     raises: str = ""
-    """The exception with which a rank ends."""
+    """The exception that ends a rank."""
     log: str = ""
     """The last output of the rank."""
     signal: int = 0
     exit: int | None = None
-    """The exit code; an exception without one ends with 1."""
+    """The exit code. If none is given, an exception ends the rank with 1."""
     silent: bool = False
     """The machine does not answer any more: neither its agent nor its ranks."""
     hangs: bool = False
-    """The rank does not go on, and the others wait for it; after ``for_s`` it goes on by itself."""
+    """The rank hangs, and the others wait for it. After ``for_s`` it continues by itself."""
     stack: list[str] = Field(default_factory=list)
-    """What a rank that hangs does: ``function (file.py)``, the innermost first; empty: its stack cannot be read."""
+    """The stack of a rank that hangs: ``function (file.py)``, the innermost first; empty: it cannot be read."""
     blocked_in: str = ""
-    """What the kernel shows that a rank waits for that hangs, e.g. ``sleep``; empty: not known."""
+    """What a rank that hangs waits for, as the kernel shows it, e.g. ``sleep``; empty: not known."""
     works: bool = False
     """A rank that hangs uses its CPU, e.g. in an endless loop or an evaluation."""
     unfit: bool = False
@@ -116,17 +116,18 @@ class CaseFault(CaseModel):
     """A process of the rank stays this long after SIGKILL, e.g. in state D."""
 
     lasts: Literal["once", "machine", "code", "always"] = "once"
-    """How long its cause is there: for one strike; as long as the machine, or the version of the code, is the job's."""
+    """How long its cause is there: for one strike, as long as the job has the machine, as long as the job runs this
+    version of the code, or always."""
     times: int = Field(0, ge=0)
-    """It strikes at most so often; 0: as often as ``lasts`` says."""
+    """The largest number of strikes; 0: only ``lasts`` decides."""
     for_s: Seconds = 0.0
-    """It is over so long after its first strike; 0: as ``lasts`` says."""
+    """The time from its first strike until it is over; 0: only ``lasts`` decides."""
     again_s: float = 60.0
-    """It strikes again so long after the first step of a later generation; below 0: before its first step."""
+    """The time from the first step of a later generation until it strikes again; below 0: before that step."""
     tests: list[str] = Field(default_factory=list)
     """The diagnostic tests that find it on the machine."""
     in_replay: bool = False
-    """A replay shows it in each group with the machine."""
+    """A replay shows the fault in each group that has the machine."""
 
     @model_validator(mode="after")
     def _shows(self) -> CaseFault:
@@ -136,7 +137,7 @@ class CaseFault(CaseModel):
 
     @property
     def ends_rank(self) -> bool:
-        """Whether a rank ends by it."""
+        """Whether the fault ends a rank."""
         return bool(self.raises or self.signal or self.exit is not None)
 
 
@@ -149,12 +150,12 @@ class CaseAnswer(CaseModel):
 
 
 class Expected(CaseModel):
-    """The course that is right. What is left out is not compared, but for ``evicted`` and ``parked``."""
+    """The right course. A field that is left out is not compared, except ``evicted`` and ``parked``."""
 
     evicted: dict[str, str] = Field(default_factory=dict)
-    """Machine that leaves the job → the rule by which it does, in order; every other machine stays."""
+    """Machine that leaves the job → the rule that evicts it, in order. Every other machine stays."""
     parked: str = ""
-    """The rule that parks the job for a person; empty: none does."""
+    """The rule that parks the job for a person; empty: the job is not parked."""
     rungs: list[str] | None = None
     """The rungs that are tried, in order, over all incidents."""
     tests: list[str] | None = None
@@ -167,9 +168,9 @@ class Expected(CaseModel):
     version: int | None = None
     """The version of the code that runs at the end."""
     lost_steps: int | None = None
-    """At most so many steps are computed again, over all incidents."""
+    """The largest number of steps that are computed again, over all incidents."""
     within_s: float | None = None
-    """The job trains again at most so long after the first strike, for good."""
+    """The longest time from the first strike until the job trains again for good, seconds."""
 
 
 class Case(CaseModel):
@@ -177,7 +178,7 @@ class Case(CaseModel):
 
     title: str
     source: str = ""
-    """Where it is from: a paper's table, a public report, a finding."""
+    """The origin of the case: a paper's table, a public report, a finding."""
     note: str = ""
     job: CaseJob = Field(default_factory=CaseJob)
     costs: Costs = Field(default_factory=Costs)

@@ -26,11 +26,11 @@ START_LIMIT_S = 3600.0
 """The longest time in which the job of a case completes its first step."""
 
 LOOK_S = 10.0
-"""The time between two looks whether the case is over."""
+"""The time between two checks of whether the case is over."""
 QUIET_S = 120.0
-"""A longer time in which a job trains and nothing happens is skipped."""
+"""If a job trains for longer than this and nothing happens, the time is skipped."""
 PARKED_S = 120.0
-"""A job that is parked for so long waits for a person."""
+"""A job that is parked for this long waits for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Course:
     """What happened."""
 
     evicted: dict[str, str]
-    """Machine that left → the rule by which it did."""
+    """Machine that left → the rule that evicted it."""
     parked: str
-    """The rule that parked the job for a person, and for which it waits at the end; empty: it does not wait."""
+    """The rule that parked the job, if it waits for a person at the end; empty: it does not wait."""
     rungs: list[str]
     tests: list[str]
     owner: str
@@ -57,7 +57,7 @@ class Course:
     version: int
     lost_steps: int
     seconds: float | None
-    """From the first strike to the step after which nothing failed any more; None: it did not train at the end."""
+    """The time from the first strike to the step after which nothing failed; None: the job did not train at the end."""
     story: list[Chapter] = field(default_factory=list)
     """The incidents, for people."""
 
@@ -78,7 +78,7 @@ class Difference:
 
 
 def differences(case: Case, course: Course) -> list[Difference]:
-    """Return in what a course differs from what its case expects."""
+    """Return the differences between a course and what its case expects."""
     found = []
     for part in case.expect.model_fields_set | {"evicted", "parked"}:
         expected = getattr(case.expect, part)

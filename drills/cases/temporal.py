@@ -4,8 +4,9 @@ The workflows are the real ones, run by the SDK's own runner for workflows. What
 tasks of a workflow is done here: timers, activities, child workflows, signals, updates and continue-as-new. The time
 only advances when no workflow has anything to do, so an hour of an incident takes milliseconds.
 
-An activity is an object with the name and the input; whoever plays the machines completes it, now or later
-(:class:`ActivityCall`). Nothing here fails by itself: no task times out, no worker dies. For that there are drills.
+An activity is an object with the name and the input. The code that simulates the machines completes it, at once or
+later (:class:`ActivityCall`). Nothing here fails by itself: no task times out, and no worker dies. Drills test these
+faults.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ActivityCall:
     started_ns: int
     _resolve: Callable[[ActivityResolution], None]
     done: bool = False
-    """The workflow has the result, or does not want it any more."""
+    """The workflow has the result, or does not wait for it any more."""
 
     def complete(self, result: Any) -> None:
         """Complete the activity; a call that is done already changes nothing."""
@@ -91,13 +92,13 @@ class ActivityCall:
         self._end(ActivityResolution(failed=ActivityFailed(failure=self._failure("Activity task failed", cause))))
 
     def time_out(self) -> None:
-        """End the activity because all of its time is used."""
+        """End the activity by a time-out."""
         info = TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_CLOSE)
         cause = Failure(message="activity ScheduleToClose timeout", timeout_failure_info=info)
         self._end(ActivityResolution(failed=ActivityFailed(failure=self._failure("Activity task timed out", cause))))
 
     def cancel(self) -> None:
-        """Cancel the activity, as its workflow wishes."""
+        """Cancel the activity, since its workflow requested this."""
         cause = Failure(message="Cancelled", canceled_failure_info=CanceledFailureInfo())
         self._end(ActivityResolution(cancelled=Cancellation(failure=self._failure("Activity cancelled", cause))))
 
@@ -187,11 +188,11 @@ class SimulatedTemporal:
         return self.now_ns / S
 
     def at(self, after_s: float, what: Callable[[], None], *, fixed: bool = False) -> None:
-        """Call a function after a time, seconds; ``fixed``: also if a part of that time is skipped."""
+        """Call a function after a time, seconds. With ``fixed``, :meth:`skip` does not delay the call."""
         heapq.heappush(self._due, (self.now_ns + round(max(after_s, 0.0) * S), next(self._numbers), fixed, what))
 
     def skip(self, duration_s: float) -> None:
-        """Let a time pass in which nothing happens, seconds: what is due is due later by that time, if not fixed."""
+        """Let a time pass in which nothing happens, seconds. It delays all calls that are not fixed."""
         skipped_ns = round(duration_s * S)
         self.now_ns += skipped_ns
         moved = [
@@ -243,7 +244,7 @@ class SimulatedTemporal:
         return DATA_CONVERTER.payload_converter.from_payloads([payload], [kind])[0]
 
     def advance(self, until: Callable[[], bool], limit_s: float) -> bool:
-        """Run until a condition holds; returns whether it did within a time, seconds.
+        """Run until a condition holds; returns whether it held within the time limit, seconds.
 
         Raises:
             WorkflowFailedError: a workflow failed.
@@ -332,7 +333,7 @@ class SimulatedTemporal:
             last_failure=None,
         )
 
-        async def created() -> WorkflowInstance:  # the SDK wants a running loop for that
+        async def created() -> WorkflowInstance:  # the SDK needs a running event loop for this
             return self._runner.create_instance(details)
 
         run = _SimulatedRun(workflow_id, run_id, definition, asyncio.run(created()), parent)
@@ -385,7 +386,7 @@ class SimulatedTemporal:
         run.timers.discard(cancelled.seq)
 
     def _show(self, run: _SimulatedRun, shown: Any) -> None:
-        """Search attributes and the page are for people."""
+        """Do nothing: search attributes and the page are only for people."""
 
     def _start_timer(self, run: _SimulatedRun, timer: Any) -> None:
         number = timer.seq

@@ -1,4 +1,4 @@
-"""What samples of the ranks of a case's job show when it hangs, and the verdict of the product's analysis about it."""
+"""The samples of ranks in a case's job that hangs, and the verdict of the product's analysis about the hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.decisions.blame.hang.stacks import Signature, StackFrame, normalis
 from everstep.decisions.blame.hang.verdict import HangVerdict
 
 WAITING = ("all_reduce (torch/distributed/distributed_c10d.py)", "step (train.py)", "<module> (train.py)")
-"""What a rank does that waits for the others, the innermost function first."""
+"""The stack of a rank that waits for the others, the innermost function first."""
 FRAME = re.compile(r"(?P<function>.+) \((?P<file>[^()]+)\)")
 
 

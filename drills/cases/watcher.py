@@ -1,4 +1,5 @@
-"""The watcher of a case's job: it turns what the machines show into facts, and reports what the rules detect."""
+"""The watcher of a case's job: it gives the state of the machines to the rules as facts, and reports what they
+detect."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class CaseWatcher:
         is_observed = anomaly.symptom in STILL_RUNNING
 
         def answered(answer: Any) -> None:
-            if isinstance(answer, UpdateRefusedError):  # it is too early: it is sent again at the next look
+            if isinstance(answer, UpdateRefusedError):  # the job does not accept it yet: the next look sends it again
                 self._reported.discard(key)
             elif is_observed:
                 self._known.update((found.about, found.finding.since_ns) for found in anomaly.findings)

@@ -1,7 +1,7 @@
 """The machines of a case and what is broken in them, in simulated time.
 
-Here a fault strikes: ranks end or do not go on, machines fall silent, inspections find something. Nothing here decides
-about it.
+Faults strike here: ranks end or hang, machines become silent, inspections report findings. No code here decides what to
+do about them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from everstep.model.machine import Machine
 
 JOB = "case"
 BEGAN_NS = 1_800_000_000 * S
-"""The wall clock when a case begins."""
+"""The time of the wall clock when a case begins, nanoseconds."""
 NOTICED_S = 0.05
-"""The time from the end of a rank to the watcher."""
+"""The time from the end of a rank until the watcher knows it."""
 LOST_S = 0.2
 """The time until other ranks lose their connections to a rank that ended."""
 TICK_S = 1.0
@@ -54,16 +54,16 @@ class Generation:
     version: int
     launched_ns: int
     loop_ns: int
-    """When the ranks are in their loops; it moves by the time of a pause."""
+    """When the ranks are in their loops. After a pause, this time is moved by the length of the pause."""
     frozen_ns: int = 0
-    """Since when no rank goes on; 0: they do."""
+    """Since when no rank steps; 0: the ranks step."""
     stopped: bool = False
     """The ranks were killed."""
     ends: dict[int, ObservedExit] = field(default_factory=dict)
     dying_until_ns: dict[int, int] = field(default_factory=dict)
     """Rank → when its killed process is gone."""
     hung: dict[int, CaseFault] = field(default_factory=dict)
-    """Rank that does not go on → why."""
+    """Rank that hangs → the fault with which it hangs."""
 
     @property
     def names(self) -> list[str]:
@@ -146,7 +146,7 @@ class World:
         self.temporal.skip(duration_s)
 
     def changed(self) -> None:
-        """Let everyone who observes the machines look again."""
+        """Call all observers, since something may have changed."""
         for observe in list(self.observers):
             observe()
 
@@ -309,7 +309,7 @@ class World:
             self._end(generation, rank, CaseFault(raises=CONNECTION_LOST))
 
     def _go_on(self, generation: Generation) -> None:
-        """Let ranks that hang go on."""
+        """Let ranks that hang continue."""
         if not generation.stopped:
             generation.loop_ns += self.temporal.now_ns - generation.frozen_ns
             generation.frozen_ns, generation.hung = 0, {}

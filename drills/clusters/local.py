@@ -117,7 +117,7 @@ class DrillCluster:
 
     @property
     def worker_plan(self) -> Path:
-        """The file with the faults that strike workers; each drill writes it anew."""
+        """The file with the faults that strike workers; each drill replaces it."""
         return self.home / "drill-workers.json"
 
     @property

@@ -54,8 +54,8 @@ REACH_LIMIT_S = 300.0
 HANG_LIMIT_S = 30.0
 """Longest hang of an agent, seconds."""
 HANG_S = (1.0, 2.0, 4.0)
-"""Durations of an agent's hang that a soak draws, seconds: the job makes some steps meanwhile, and soon reaches the
-step at which the soak checks it."""
+"""Durations of an agent's hang that a soak draws, seconds. They are so short that the job soon reaches the step at
+which the soak checks it."""
 SLOW_MB_S = 4.0
 """Limit of the rate of backups, MB/s. It is so low that a backup is always under way: a rank of the example has a state
 of 1.1 MB and steps of 0.2 s."""
@@ -183,7 +183,7 @@ class KillAgent(OnMachine, Fault):
 
     @classmethod
     def draw(cls, rng: Random, topology: Topology, *, alone: bool) -> dict[str, Any]:
-        """Draw the plain fault as often as the variants together."""
+        """Draw the fault without options as often as all its variants together."""
         drawn = super().draw(rng, topology, alone=alone)
         how = rng.choice(({}, {}, {}, {"during": "launch"}, {"then": "kill-rank"}, {"then": "kill-machine"}))
         return drawn | (how if alone else {})

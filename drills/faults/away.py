@@ -1,4 +1,4 @@
-"""Faults with which a part is away for some time: a link, the control host, the ledger's server, or all workers."""
+"""Faults that take a part away for some time: a link, the control host, the ledger's server, or all workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RECOVERED_LIMIT_S = 60.0
 LEDGER_LIMIT_S = 20.0
 """Longest absence of the ledger's server, seconds; workers try to write the end of a job for 30 s."""
 NOTICED_S = 2.0
-"""An outage has to exceed the time after which a job counts as hanging by this many seconds, else it goes unnoticed."""
+"""An outage is noticed only if it is this many seconds longer than the time after which a job counts as hanging."""
 NEAR_S = 10.0
 """If an outage differs by less than this from the allowed silence, the machine may leave or stay, seconds."""
 BACK_S = 10.0

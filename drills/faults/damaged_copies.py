@@ -1,4 +1,4 @@
-"""Faults with which a copy of the training state is damaged, and a restore then needs that copy."""
+"""Faults that damage a copy of the training state, which a restore then needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults with which a device of a machine breaks: inspections must detect it, and the job continues.
+"""Faults that break a device of a machine: inspections must detect this, and the job continues.
 
 The findings ``gpu-power`` and ``gpu-driver-hangs`` have no drill, since they need hardware that does not answer.
 """
@@ -64,7 +64,7 @@ def xid_line(code: int, suffix: str = "") -> str:
 
 
 LINES: dict[str, str] = {
-    # A disk that nothing of the agent is on evicts no machine, and a drill does not know the disks of this computer.
+    # A broken disk evicts a machine only if the agent uses it, and a drill does not know the disks of this computer.
     **{rule.reason.code: rule.examples[0] for rule in rules.RULES if rule.reason.sure and rule.kind != "disk"},
     **{
         f"xid-{code}{row.suffix}": xid_line(code, row.suffix)

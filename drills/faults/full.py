@@ -1,4 +1,4 @@
-"""Faults with which a file system of a machine is too small for checkpoints, in shared memory or on disk."""
+"""Faults that make a file system of a machine too small for checkpoints, in shared memory or on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults with which a rank hangs and the other ranks wait for it, and a script that hangs on any machine."""
+"""Faults that make a rank hang while the other ranks wait for it, and a script that hangs on any machine."""
 
 from __future__ import annotations
 

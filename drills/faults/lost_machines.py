@@ -1,4 +1,4 @@
-"""Faults with which machines lose power and all their data; they come back empty, or are replaced."""
+"""Faults that cut the power of machines, which lose all their data. They come back empty, or are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault with which a rank allocates memory until the kernel kills it."""
+"""A fault that makes a rank allocate memory until the kernel kills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults with which a rank ends: by a signal, by an exit of its own, or by an exception."""
+"""Faults that end a rank: by a signal, by an exit of its own, or by an exception."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RaiseException(OnRanks, RankFault):
         return {"exception": self.exception} | ({"message": self.message} if self.message else {})
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Return the machine of the first rank if its text names a fault of a machine, and comes often enough."""
+        """Return the machine of the first rank if the text names a fault of a machine, and is raised often enough."""
         owner = classification(f"{self.exception}: {self.message}", "", 1).owner
         return [self.struck_machine(spec)] if owner == Owner.MACHINE and self.times >= REPEATS else []
 

@@ -1,4 +1,4 @@
-"""Faults with which steps take longer: a machine with little CPU time, a slow link, and uneven work."""
+"""Faults that make steps take longer: a machine with little CPU time, a slow link, and uneven work."""
 
 from __future__ import annotations
 

@@ -316,7 +316,8 @@ class DrillContext:
         return caught_up
 
     def _promise(self, loss: Loss, *, exact: bool) -> Promise:
-        """Return the most steps that a strike may cost, by the placement's promise or by the copies that are left."""
+        """Return the largest number of steps that a strike may cost, by the placement's promise or by the copies that
+        are left."""
         placed = promise_of(self.spec, loss)
         if placed.steps is not None and not exact:
             return placed

@@ -106,7 +106,7 @@ async def _healed(context: DrillContext, machine: Machine, reasons: Sequence[str
     while time.monotonic() < deadline:
         with contextlib.suppress(AgentError):
             for reason in reasons:
-                await agent.clear(reason)  # else a finding that came from an event would stay active for some time
+                await agent.clear(reason)  # a finding from an event would otherwise stay active for some time
             if await _has_finding(context, machine, reasons) is False:
                 return True
         await asyncio.sleep(POLL_S)

@@ -69,7 +69,8 @@ class HistoryWatch(BaseModel):
 
 @contextlib.contextmanager
 def watched(context: DrillContext) -> Iterator[None]:
-    """While the block runs, watch the history at whose event the first worker is to be killed; without one do nothing.
+    """If the plan kills the first worker at an event, watch that workflow's history while the block runs; otherwise do
+    nothing.
 
     Raises:
         ClusterError: the first worker does not run.

@@ -15,8 +15,8 @@ class DrillResult(BaseModel):
     detected_s: float | None = None
     """Time from the fault to the opening of the incident."""
     found_s: float | None = None
-    """Time from the fault to its detection: by an inspection if a device broke, by the agent if a rank ended, else by a
-    watcher."""
+    """Time from the fault to its detection: by an inspection if a device broke, by the agent if a rank ended, and
+    otherwise by a watcher."""
     recovered_s: float | None = None
     """Time from the fault until all ranks of the job completed a step again; or, if a part that is no rank was struck,
     until that part was back."""
@@ -34,7 +34,7 @@ class DrillResult(BaseModel):
     """The evicted machines that are healthy and were evicted on purpose."""
     steps_lost: int | None = None
     steps_promised: int | None = None
-    """The most steps that the fault may cost; None: no copies are needed after it."""
+    """The largest number of steps that the fault may cost; None: no copies are needed after it."""
     promise: str = ""
     """The reason for ``steps_promised``."""
     restored_from: dict[str, int] = Field(
@@ -44,7 +44,7 @@ class DrillResult(BaseModel):
     damaged: list[str] = Field(default_factory=list, description="Copies that the drill damaged, and how.")
     said: list[str] = Field(default_factory=list, description="Problems with backups and disks that agents reported.")
     lag: int | None = None
-    """The most steps by which a backup was behind; None: not measured."""
+    """The largest number of steps by which a backup was behind; None: not measured."""
     pace: float | None = None
     """Duration of a step while an agent hung, as a multiple of the duration before; None: no agent hung."""
     steps_redone: int | None = None

@@ -8,7 +8,7 @@ from drills.observe.step_records import Records
 from everstep.model.version import JobVersion
 
 SHOWN = 5
-"""Most steps that one problem names."""
+"""The largest number of steps that one problem names."""
 
 
 def steps_under_their_versions(versions: Sequence[JobVersion], records: Records) -> list[str]:

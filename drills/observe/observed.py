@@ -39,6 +39,6 @@ class DrillObservations:
     reported: set[str] = field(default_factory=set)
     """Problems with backups and disks that agents reported."""
     lag: int | None = None
-    """The most steps by which a backup was behind; None: not measured."""
+    """The largest number of steps by which a backup was behind; None: not measured."""
     trouble: str = ""
     """Why the fault could not be injected as planned; empty: it could."""

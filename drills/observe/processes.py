@@ -55,7 +55,7 @@ class RankCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All processes below a cluster's supervisor. It adopts orphans, so no process leaves the tree."""
+    """All processes below a cluster's supervisor. The supervisor adopts orphans, so no process leaves the tree."""
 
     root: int
     """Pid of the supervisor; 0: not known."""

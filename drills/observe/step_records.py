@@ -88,8 +88,7 @@ class Records:
         return max(again, default=None)
 
     def overlaps(self) -> list[str]:
-        """Return the ranks of which an older generation stepped after a newer one had stepped: two processes were at
-        work."""
+        """Return the ranks that had two processes: an older generation stepped after a newer one had stepped."""
         found = []
         for rank, records in sorted(self.of.items()):
             began: dict[int, int] = {}
@@ -198,7 +197,8 @@ async def read_logs(
 
 
 def copies_in(log: str) -> int:
-    """Return how often a rank's log shows a second process: a generation began twice, or beside a live older one."""
+    """Return how often a rank's log shows a second process: a generation began twice, or began while an older one was
+    alive."""
     begun = _MARKER.findall(log)
     again = sum(count - 1 for count in Counter((rank, generation) for rank, generation, _ in begun).values())
     return again + sum(BESIDE in rest for _, _, rest in begun)

@@ -28,10 +28,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The most steps that a strike may cost, with the reason."""
+    """The largest number of steps that a strike may cost, with the reason."""
 
     steps: int | None
-    """The most steps; None: the number depends only on the checkpoints on disk."""
+    """The largest number of steps; None: it depends only on the checkpoints on disk."""
     reason: str
     begins_again: bool = False
     """Whether the job starts again, since no step is left that every rank can restore."""

@@ -64,8 +64,7 @@ DISK_EVERY = 5
 
 
 def disk_settings(disk: Path) -> dict[str, Any]:
-    """Return the fields of the checkpoint policy with which all machines write to one folder that outlives the
-    machines."""
+    """Return fields of the checkpoint policy, so that all machines write to one folder that outlives them."""
     return {"disk_every_steps": DISK_EVERY, "disk_path": str(disk)}
 
 

@@ -1,7 +1,7 @@
 """What later events show about the verdicts of incidents: which were confirmed, and which were wrong.
 
-A verdict is the owner that an incident acted on: the machine that it evicted, or the code that it took back. The paper
-reports no such numbers. A verdict that later events do not decide stays open; nothing is assumed about it.
+A verdict is the owner that an incident acted on: the machine that it evicted, or the code that it rolled back. The
+paper reports no such numbers. A verdict that later events do not decide stays open; nothing is assumed about it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from enum import StrEnum
 from everstep.model.finding import Owner
 
 AGAIN_S = 86_400.0
-"""A failure with the same cause counts as the same for this time after a rollback, seconds."""
+"""A failure within this time after a rollback, seconds, counts as the same fault if it has the same cause."""
 SUSPECTED = frozenset({"hang-culprit", "hang-group", "slow-machine", "failed-replay", "bad-link"})
 """Rules that evict a machine by what the job did, and not by what an inspection or a test of the machine found. Such a
-verdict was wrong if the machine passes its tests afterwards; a machine that fell silent may well be healthy later."""
+verdict was wrong if the machine passes its tests afterwards. The rule for silent machines is not among them, since a
+machine that was silent may be healthy later."""
 
 
 class Hindsight(StrEnum):

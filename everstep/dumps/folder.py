@@ -1,9 +1,9 @@
 """Reads a folder of dumps of a job that hangs: stacks, flight records, and a report of NCCL's RAS.
 
 The kind of a file is recognized by its content. Its rank is in its name or in that of its folder: ``rank-5.json``,
-``rank_5/loader.txt``, ``nccl_trace_rank_5``. Or its process is listed in a file ``processes.json`` of its folder or of
-a folder around it: a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T", "blocked_in": "sleep"}``, of
-which only pid and rank are required.
+``rank_5/loader.txt``, ``nccl_trace_rank_5``. Or its process is listed in a file ``processes.json``, in its folder or in
+a folder around it. This file is a list of ``{"pid": 123, "rank": 5, "role": "trainer", "state": "T", "blocked_in":
+"sleep"}``; only pid and rank are required.
 
 Folders ``snapshot-1``, ``snapshot-2`` … are samples of the same job. The last sample is judged; ranks that differ
 between the first and the last sample have progressed.

@@ -17,7 +17,7 @@ UNREADABLE: tuple[type[Exception], ...] = (
 )
 """Each of these errors means that the file cannot be read."""
 MOST_RANKS = 1 << 20
-"""A number from here on is not a rank, but for example a date or a process id."""
+"""This number, or a larger one, is not a rank, but for example a date or a process id."""
 
 
 def rank_number(value: Any) -> int:

@@ -100,7 +100,7 @@ class Failure(Model):
     machine: str = ""
     """The machine of the first failed rank, or the machine that the anomaly names; empty: not known."""
     explained: bool = False
-    """A machine caused the failure, and was dealt with before the next launch."""
+    """A machine caused the failure, and was handled before the next launch."""
     over_ns: int = 0
     """When the job stepped again, nanoseconds of the wall clock; 0: not known."""
 

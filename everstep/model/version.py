@@ -186,7 +186,7 @@ class UpdateRequest(Model):
 
 
 class JobVersion(Model):
-    """A version of one job: its number, its request, and its fate."""
+    """A version of one job: its number, its request, and its history."""
 
     number: int
     """Number in the order of requests; 1 is the version with which the job started."""

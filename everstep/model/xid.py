@@ -315,7 +315,7 @@ TABLE: tuple[Xid, ...] = (
     Xid((45,), "a program's work was removed from the GPU", _K.FOLLOWS, _A.NOTHING),
     Xid((106, 107), "a test message", _K.FOLLOWS, _A.NOTHING),
     Xid((159,), "an access between processor and GPU failed", _K.FOLLOWS, _A.WATCH),
-    # The catalogue says that PCIe causes it, not the application, and to restart and check the application.
+    # The catalogue says that PCIe causes it and not the application, and that the application is restarted and checked.
     Xid((32,), "a push buffer arrived damaged", _K.UNCLEAR, _A.RESTART_JOB),
     # The catalogue says to ignore these, and to look at the program (37) or the software (66).
     Xid((14, 37, 38, 44, 66, 67, 141, 152, 153), "the driver reported a condition to note", _K.UNCLEAR, _A.WATCH),

@@ -1,8 +1,8 @@
 """What the first thread of a process waits for, by the system call that it is in.
 
 The stack of Python ends at the function of the script that called C. The system call shows whether this function
-sleeps, polls, or reads a socket. It is not known on other architectures than the listed ones, in sandboxes that hide
-``/proc/PID/syscall``, and for processes of other users.
+sleeps, polls, or reads a socket. The system call is not known on architectures that are not listed, in sandboxes that
+hide ``/proc/PID/syscall``, and for processes of other users.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ class Checkpoint:
         """Whether a state has gradients → the layout of such states."""
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
-        """Optimizer → number of parameters in each of its groups when the loop began; None: a warning told of a
-        change."""
+        """Optimizer → number of parameters in each of its groups when the loop began; None: a change was reported."""
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -93,7 +92,7 @@ class Checkpoint:
 
     @property
     def active(self) -> bool:
-        """Whether the state is saved, which is so only under everstep."""
+        """Whether the state is saved; it is saved only under everstep."""
         return self._file is not None
 
     @property
@@ -163,7 +162,7 @@ class Checkpoint:
             with self._saver.on(devices):
                 tree = decode(payload.structure, payload.tensors, self._meshes(), place=place)
         except Exception as error:
-            file.verify(completed_steps)  # if the slot is damaged, that error explains more
+            file.verify(completed_steps)  # if the slot is damaged, the error of verify explains more
             if isinstance(error, EverstepError):
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error

@@ -80,7 +80,7 @@ class Batch:
 
 
 class Copier:
-    """Copies batches from the host's memory at once, so that no other method has anything to do.
+    """Copies batches from the host's memory immediately, so the other methods have nothing to do.
 
     Copiers of other memory only queue the copies (``cuda_copier.DeviceCopier``).
     """

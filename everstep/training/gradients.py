@@ -1,11 +1,11 @@
 """Decides which gradients are part of the state between two steps, and saves and restores them.
 
-At the end of a body, a gradient in ``.grad`` is either *pending*, if a later ``optimizer.step`` will use it, or *used*,
-if a step has used it and the script will drop it in the next body. Pending gradients exist when a script accumulates
-gradients over several bodies; they are saved. Used gradients remain after the most common loop (``zero_grad``,
-backward, ``step``). Saving them would be a waste, so they are left out, and the next step is checked: if it uses a
-tensor that was left out, the script did not drop it. Then the saves without it are given up, and all gradients are
-saved from then on.
+At the end of a body, a gradient in ``.grad`` is either *pending* or *used*. It is pending if a later ``optimizer.step``
+will use it. It is used if a step has used it and the script will drop it in the next body. Pending gradients exist when
+a script accumulates gradients over several bodies; they are saved. Used gradients remain after the most common loop
+(``zero_grad``, backward, ``step``). Saving them would be a waste, so they are left out, and the next step is checked:
+if it uses a tensor that was left out, the script did not drop it. Then the saves without it are given up, and all
+gradients are saved from then on.
 
 A save lists the gradients that it leaves out. A run that restores such a save has placeholders for these gradients. If
 the first step of the run uses a placeholder, the run ends with an error, since the restored state was incomplete.

@@ -249,7 +249,8 @@ class Run:
             agreed = from_environment(environment.RESUME_STEP, 0)
             state.check_room(
                 ranks=self.topology.ranks_per_machine,
-                # A job that is restored does not end for lack of room for backups: it runs on and reports the problem.
+                # A job that is restored does not end if there is no room for backups: it continues and reports the
+                # problem.
                 backup_slots=from_environment(environment.BACKUP_SLOTS, 0) if agreed <= 0 else 0,
                 where=os.environ.get(environment.MACHINE) or "this machine",
             )

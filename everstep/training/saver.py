@@ -283,7 +283,7 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next order; None: the thread has to end. Until one arrives, unused slots are allocated piece by piece."""
+        """The next save; None: the thread has to end. Until a save begins, unused slots are allocated in pieces."""
         while True:
             try:
                 return self._orders.get_nowait()

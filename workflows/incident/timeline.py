@@ -128,15 +128,17 @@ class IncidentTimeline:
         self._notes.append(start_activity(entry))
 
     async def written(self) -> None:
-        """Wait until every entry is in the ledger, or given up: a ledger that is down does not fail the incident."""
+        """Wait until every entry is in the ledger, or was given up: the incident does not fail if the ledger is
+        unreachable."""
         await asyncio.gather(*self._notes, return_exceptions=True)
 
     async def close(self, report: IncidentReport, launched: Launched | None) -> IncidentReport:
         """Write the last entry, and wait for all entries.
 
         Returns:
-            The report; it has the number of an entry that the ledger did not accept in time, which the job then writes:
-            the job waits for this incident, and the next incident waits for the job.
+            The report. If the ledger did not accept an entry in time, the report has its number, and the job writes the
+            entry. The incident waits no longer for it, since the job waits for this incident, and the next incident
+            waits for the job.
         """
         values: dict[Any, Any] = {attributes.VERDICT: report.resolution, attributes.LOST_STEPS: report.lost_steps or 0}
         if report.failures:  # the watcher's first symptom may be a consequence of it

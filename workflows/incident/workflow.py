@@ -1,9 +1,13 @@
 """The incident: from an anomaly to a job that steps again, or to an operator.
 
-The stages are: vote, if the job became slow; trace, if it hangs → stop → evict, if machines must leave → decide →
-diagnose or replay, if the ladder wants the machines tested, or the job repeated on groups of them → restore, if state
-must be moved to a machine → reattempt → confirm. They are repeated while the policy allows; else the job is parked.
-There is one incident per fault, a child of the job's workflow. Each stage is a file of ``workflows/incident/stages``.
+The stages run in this order; some of them run only in the case that the parentheses name:
+
+    vote (the job became slow), trace (it hangs) → stop → evict (machines must leave) → decide → diagnose or replay (the
+    ladder wants the machines tested, or the job repeated on groups of them) → restore (state must be moved to a
+    machine) → reattempt → confirm
+
+The stages are repeated while the policy allows it; after that the job is parked. There is one incident per fault, a
+child of the job's workflow. Each stage is a file of ``workflows/incident/stages``.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ class IncidentWorkflow:
 
     @approve_by_update.validator
     def check_approve(self, request: Any = None, *more: Any) -> None:
-        """Refuse an approval that is not possible, with what to do; a refused update leaves no trace."""
+        """Refuse an approval that is not possible; the message says what to do. A refused update leaves no trace."""
         read = read_request(OperatorRequest, request, *more)
         if refused := read if isinstance(read, str) else self.incident.not_to_approve:
             raise ValueError(refused)
@@ -118,8 +122,8 @@ class IncidentWorkflow:
         """Recover the job; the module's docstring describes the stages."""
         # With a task of its own, the call stack in the Web UI shows the line that waits.
         flow = asyncio.create_task(self._flow(), name="incident flow")
-        # A cancellation ends the incident here: what the flow waits for, e.g. a signal under way, may complete in
-        # spite of it, and the flow would continue.
+        # A cancellation must end the incident here. Something that the flow waits for, e.g. a signal that is being
+        # sent, may complete although it is cancelled, and then the flow would continue.
         await workflow.wait([flow])
         return await flow
 

@@ -98,7 +98,7 @@ def _is_explained(failure: Failure) -> bool:
 
 
 def _is_back(earlier: Failure, later: Sequence[Failure], failure: Failure) -> bool:
-    """Return whether the current failure repeats an earlier failure, and the job never passed its position between."""
+    """Return whether the current failure repeats an earlier one, and the job never passed its position in between."""
     if position_of(failure) == BEFORE_ANY_STEP:
         return False
     return is_same_fault(earlier, failure) and not any(_went_beyond(between, earlier) for between in later)

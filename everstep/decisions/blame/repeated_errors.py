@@ -1,7 +1,8 @@
-"""A machine whose ranks end again and again with an error of its hardware, and that no test finds faulty.
+"""Finds a machine whose ranks end again and again with an error of its hardware, although no test finds it faulty.
 
-A GPU that reports uncorrectable memory errors to the job, but to no inspection, would otherwise park the job after all
-rungs of the ladder, although a free machine is there. ByteRobust evicts by inspections, tests and replays alone.
+A GPU that reports uncorrectable memory errors to the job, but to no inspection, would otherwise lead to a parked job
+after all rungs of the ladder, although another machine is free. ByteRobust evicts only because of inspections, tests
+and replays.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def findings_of_errors(
     Args:
         end: The end that explains the others; None: no rank ended by itself.
         earlier: The failures that are not solved, without this one.
-        tried: The rungs that were tried for them: the machines are tested first.
+        tried: The rungs that were tried for these failures; there is no finding until the machines were tested.
     """
     if end is None or not _is_of_machine(end.classification) or Rung.DIAGNOSE not in tried:
         return []

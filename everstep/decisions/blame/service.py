@@ -32,7 +32,7 @@ def failed_service(fault: Classification | None, *, everywhere: bool) -> str:
     """
     if fault is None or fault.owner in {Owner.CODE, Owner.DATA}:
         return ""
-    if fault.consequence:  # if no rank ended first, what connects the ranks failed
+    if fault.consequence:  # no rank ended first, so the connection between the ranks failed
         return fault.fault if everywhere else ""
     if fault.owner == Owner.STORAGE or fault.fault in SERVICES or (everywhere and fault.fault in SHARED):
         return fault.fault

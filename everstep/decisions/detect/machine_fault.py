@@ -17,7 +17,7 @@ from everstep.model.incident import Anomaly, Symptom
 from everstep.model.pool import OperatorMove
 
 FINDINGS_KEPT = 1000
-"""The largest number of pending findings of a job; more add nothing."""
+"""The largest number of pending findings of a job; further findings would show nothing new."""
 WAIT_S = 1.0
 """If a fault ends a rank, it does so within this time, seconds. Then the incident about the end has the fault too."""
 GATHER_S = 10.0
@@ -44,7 +44,7 @@ class PendingFaults:
         """Subject of a fault → when the job's workflow last accepted it, nanoseconds of the wall clock."""
 
     def note(self, seen: FindingSeen, *, over: bool) -> None:
-        """Note an inspection's finding, or with ``over`` the end of a finding.
+        """Note a finding of an inspection, or the end of a finding if ``over`` is set.
 
         A link that went down and up again is no fault, but it is reported too: the second such alert evicts.
 

@@ -37,7 +37,7 @@ SLOW_FACTOR = 1.25
 
 @dataclass(slots=True)
 class Series:
-    """The values of one number in the reports: of the loss, or of the norm of the gradient."""
+    """The reported values of one number: of the loss, or of the norm of the gradient."""
 
     not_finite: int = 0
     """The number of reports of this generation in which the value was NaN or infinite."""
@@ -56,7 +56,7 @@ class Series:
     _window: deque[float] = field(default_factory=deque)
     _sorted: list[float] = field(default_factory=list)
     _high: list[tuple[int, float]] = field(default_factory=list)
-    """Steps and values that may be the begin of a jump."""
+    """The steps and values with which a jump may have begun."""
 
     @property
     def typical(self) -> float:
@@ -93,10 +93,10 @@ class Series:
             self._high.clear()
             self._keep(value)
             return
-        # A high value is kept out of the median, which would otherwise soon be as high.
+        # A high value is not added to the values of the median, which would otherwise soon be as high.
         self._high.append((step, value))
         if len(self._high) >= WINDOW:
-            for _, high in self._high:  # the values stay high: that is the usual level now
+            for _, high in self._high:  # the values stayed high, so they are the usual values from now on
                 self._keep(high)
             self._high.clear()
         elif len(self._high) >= JUMP_STEPS:
@@ -139,7 +139,7 @@ class Pace:
     _records: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS + 1))
     """Step, time in nanoseconds and tokens of the last reports."""
     _tokens: int = 0
-    """The tokens of all these reports but the oldest."""
+    """The tokens of all these reports except the oldest."""
     _not_compared: int = 0
     """The number of reports since the last comparison."""
     _past: deque[PaceKept] = field(default_factory=lambda: deque(maxlen=PACES_KEPT))
@@ -195,7 +195,8 @@ class Pace:
         self.slow_since = since if is_slower else -1
         self.slow_comparisons = self.slow_comparisons + 1 if most_are else 0
         self.comparisons += 1
-        # Slow steps are kept out of the past, which would otherwise soon be as slow, unless they stay slow.
+        # Slow steps are not added to the past, since they would soon count as usual. If they stay slow, they
+        # replace the past.
         self._slow = [*self._slow, pace] if most_are else []
         if len(self._slow) == PACES_KEPT:
             self._past, self._slow = deque(self._slow, PACES_KEPT), []

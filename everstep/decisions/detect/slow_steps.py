@@ -18,7 +18,7 @@ from everstep.decisions.detect.step_watch import SAMPLE_GAP_S
 from everstep.model.incident import Anomaly, Symptom
 
 COMPARISONS = 2
-"""The number of comparisons in a row, each of other steps, in which a slow rank was slower."""
+"""A rank is slow once it was slower in this many comparisons in a row; each comparison has other steps."""
 MOST_RANKS = 0.5
 """A decline is reported if more than this share of the reporting ranks is slow, since ranks wait for each other."""
 QUIET_STEPS = 10.0
@@ -26,7 +26,7 @@ QUIET_STEPS = 10.0
 
 
 def is_slower(pace: RankPace) -> bool:
-    """Return whether a rank became slower, and not because of noise or of more work in each step."""
+    """Return whether a rank became slower, and neither noise nor more work in each step is the reason."""
     if pace.slow_comparisons < COMPARISONS or pace.typical_step_s <= 0:
         return False
     return pace.typical_tokens_per_s <= 0 or pace.tokens_per_s * SLOW_FACTOR < pace.typical_tokens_per_s

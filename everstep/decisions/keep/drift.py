@@ -55,7 +55,7 @@ class DriftRule:
     """When ranks were seen apart, and by how many steps."""
 
     def observe(self, ranks: Iterable[RankPosition], now_ns: int) -> int:
-        """Return by how many steps ranks drift apart; 0: by no more than their slots allow. Call this often."""
+        """Return by how many steps ranks drift apart; 0: their slots still have a common step. Call this often."""
         known = [rank for rank in ranks if rank.own_step >= 0]
         newest = max((rank.own_step for rank in known), default=-1)
         if newest > max(self._newest[-1:], default=-1):

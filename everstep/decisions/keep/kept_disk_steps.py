@@ -16,8 +16,7 @@ OPEN_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The facts about the steps on all disks that this machine knows, and the step that it promised to keep. The step 0
-    means that there is none."""
+    """What this machine knows of the steps on all disks, and the step that it promised to keep. Step 0 means none."""
 
     settled: int = 0
     """The newest step that every machine keeps: older steps may be deleted."""

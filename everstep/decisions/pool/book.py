@@ -166,8 +166,10 @@ def _release_hint(machine: PoolMachine) -> str:
 
 
 def replace(state: PoolState, request: ReplaceRequest, *, now_ns: int) -> Replaced:
-    """Evict machines of a job and replace all of them, or none. A repeated request gets the same answer, but for one
-    that an operator has to approve."""
+    """Evict machines of a job and replace all of them, or none.
+
+    A repeated request gets the same answer, unless an operator has to approve the request.
+    """
     if answered := state.replaced.get(request.id):
         return answered
     if held := breaker.tripped(state, request, now_ns=now_ns):

@@ -15,7 +15,7 @@ WINDOW_S = 3600.0
 SHARE = 0.1
 """At most this share of the cluster's machines may leave their jobs for one reason without an operator."""
 LEAST_MACHINES = 8
-"""So many machines may always leave."""
+"""This many machines may always leave their jobs without an operator."""
 LEAST_JOBS = 3
 """The breaker stops only evictions from at least this many jobs: a rack that fails belongs to few jobs."""
 

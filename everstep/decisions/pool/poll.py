@@ -49,7 +49,7 @@ def coming(state: PoolState, *, now_ns: int) -> int:
 
 
 def is_awaited(state: PoolState, *, now_ns: int) -> bool:
-    """Return whether a job waits for machines that it may get soon, since it asked lately or new machines are
+    """Return whether a job waits for machines that it may get soon, since it asked a short time ago or new machines are
     coming."""
     lately = any(now_ns - short.asked_ns < AWAITED_S * 1e9 for short in state.short.values())
     return lately or bool(state.short and coming(state, now_ns=now_ns))

@@ -17,7 +17,7 @@ THERE_ARE_OTHERS = "there is a replacement for each machine that leaves the job"
 
 
 class Awaited:
-    """Two waits at once, by activities that end when the wait is over."""
+    """Two waits at the same time. Each is an activity that ends when its wait is over."""
 
     def __init__(self, silent: list[Machine], missing: int, patience: timedelta) -> None:
         """Start the waits.

@@ -1,4 +1,4 @@
-"""Judge: which machines of the job leave it, by everything that is known about them now."""
+"""Judge: decide which machines leave the job, from everything that is known about them now."""
 
 from __future__ import annotations
 

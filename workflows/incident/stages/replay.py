@@ -76,7 +76,7 @@ async def _replayed(incident: Incident, plan: RestartPlan) -> Replayed:
     try:
         return await incident.unless_abandoned_child(child)
     except Abandoned:
-        # The child is not cancelled: Temporal fails a task for ever that cancels a child which ends at that moment.
+        # The child is not cancelled: if it ended at that moment, the task that cancels it would fail for ever.
         with contextlib.suppress(FailureError):
             await child.signal(ReplayWorkflow.give_up)
         raise

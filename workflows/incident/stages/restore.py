@@ -20,7 +20,8 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def restore(incident: Incident, plan: RestartPlan) -> Evidence | None:
-    """Move copies to the slots that lack them; returns None if all succeed, else the evidence for a new decision."""
+    """Move copies to the slots that lack them; returns None if all succeed, and otherwise the evidence for a new
+    decision."""
     wanted = plan.restore
     if not wanted.copies and not wanted.unverified:
         return None

@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
 DYING_S = 15.0
 """The machines are asked again after this time while killed ranks are not gone, seconds."""
 LEAST_S = 1.0
-"""The shortest such time, seconds."""
+"""The shortest time after which the machines are asked again, seconds."""
 
 
 async def stop(incident: Incident) -> Evidence:
@@ -72,10 +72,11 @@ def impatient(incident: Incident) -> dict[str, Any]:
 
 
 async def _until_gone(incident: Incident, bounds: dict[str, Any], began: float) -> Evidence:
-    """Ask the machines to stop, and repeat while killed ranks still exist: that can take minutes, and is shown.
+    """Ask the machines to stop, and repeat while killed ranks still exist; the page shows this, since it can take
+    minutes.
 
-    Without bounds it is repeated until the ranks are gone, or have had their time. With bounds it ends earlier if each
-    machine with such ranks is to leave the job.
+    Without bounds, the request is repeated until the ranks are gone, or the policy's time for them is over. With
+    bounds, it ends earlier if each machine with such ranks is to leave the job.
 
     Args:
         incident: The incident.

@@ -34,7 +34,7 @@ USUALLY = 0.2
 COSTS: Mapping[Rung, float] = MappingProxyType({Rung.DIAGNOSE: 300.0, Rung.REPLAY: 600.0})
 """Rung → its assumed duration until it was measured, seconds."""
 HORIZON_S = 24 * 3600.0
-"""The period over which savings are counted, seconds: a fault that is not found returns again and again in it."""
+"""The period over which savings are counted, seconds: a fault that is not found returns several times in it."""
 
 
 TRAINS_ON = 20.0
@@ -53,9 +53,9 @@ def likely(owner: str, fault: str) -> float:
 
 
 SAME_STEP = 0.001
-"""The assumed probability that a failure is at an earlier failure's step by chance."""
+"""The assumed probability that a failure happens at the step of an earlier failure only by chance."""
 BY_CHANCE = 0.1
-"""If the probability that failures are at the same place by chance is at most this, they count as having one cause."""
+"""Failures at the same place count as having one cause if the probability that this is chance is at most this."""
 
 
 def chance_of(earlier: Sequence[tuple[str, int]], machine: str, step: int, machines: int) -> float:
@@ -75,7 +75,7 @@ def chance_of(earlier: Sequence[tuple[str, int]], machine: str, step: int, machi
 
 
 def updated(probability: float, chance: float) -> float:
-    """Return a probability that a machine is the cause, after failures at the same place (by Bayes' rule)."""
+    """Return the probability that a machine is the cause, raised because failures were at one place (Bayes' rule)."""
     return probability / (probability + (1.0 - probability) * chance)
 
 

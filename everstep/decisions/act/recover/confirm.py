@@ -162,7 +162,7 @@ def judge_confirmation(
             step.
         all_seen_ns: When all ranks were first seen, by the same clock as ``now_ns``; 0: not yet.
         left_ns: Rank → when it was seen to have left with code 0, by the same clock.
-        known_alive: The generation is known to live: wait for its steps.
+        known_alive: The ranks of the generation are known to be alive: the launch is open until they step.
     """
     stepped = stepped_again(ranks, showing)
     since_ns = min((seen_ns for rank, seen_ns in (left_ns or {}).items() if rank not in stepped), default=now_ns)

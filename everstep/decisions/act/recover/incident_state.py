@@ -154,7 +154,7 @@ class IncidentState(BaseModel):
     lost_steps: int | None = None
     """The number of steps that are computed again; None: not known."""
     nobody_knows: bool = False
-    """Every machine that knew how far the job had progressed has lost its memory."""
+    """Whether every machine that knew how far the job had progressed has lost its memory."""
     accepted_from: int | None = None
     """The oldest step from which an operator lets the job resume although newer steps may exist; None: no step."""
     accepted: str = ""
@@ -448,7 +448,7 @@ class IncidentState(BaseModel):
         return bool(failed)
 
     def begin_again(self) -> None:
-        """Reset the counts and the ladder, and allow copies again that could not be used."""
+        """Reset the counts and the ladder. Copies that could not be used may be chosen again."""
         self.history, self.attempts, self.asked, self.hold, self.waits = [], 0, 0, "", ""
         self.trusted, self._chosen = None, None
         self.failed_restores = 0
@@ -458,7 +458,7 @@ class IncidentState(BaseModel):
         self.verified.clear()
 
     def try_unreached_again(self) -> None:
-        """Allow copies again that were out of reach, since they may be reachable after some time."""
+        """Let copies that were out of reach be chosen again, since they may be reachable after some time."""
         unreached = {copy.key for copy in self.unreached}
         self.bad = [copy for copy in self.bad if copy.key not in unreached]
         self.unreached.clear()

@@ -52,7 +52,7 @@ class LogVerdict:
     consequence: bool = False
     """The best candidate is a consequence: the cause is not in the logs that were read."""
     decided_by: str = ""
-    """How the cause was told apart from the other candidates, in words."""
+    """Why this candidate was chosen as the cause, and not one of the others, in words."""
     ranks: tuple[int, ...] = ()
     """The ranks that show the cause, if the lines or the names of the logs identify ranks."""
     place: str = ""
@@ -183,7 +183,7 @@ def _without_explained_aborts(considered: Sequence[LogCandidate]) -> list[LogCan
 
 
 def _choose(top: Sequence[LogCandidate]) -> tuple[LogCandidate | None, str]:
-    """Return the cause, and how it was told apart from other candidates.
+    """Return the cause, and why it was chosen and not another candidate.
 
     If candidates of several rules remain, return None and the reason.
     """

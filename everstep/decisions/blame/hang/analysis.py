@@ -56,7 +56,7 @@ def judge_hang(
 def _unless_outside(case: HangCase, verdict: HangVerdict) -> HangVerdict:
     """Return the verdict, or UNKNOWN if the ranks that it names only wait for something outside of the job.
 
-    A slow server is no fault of the machine that asks it, and the job goes on once it answers.
+    A slow server is no fault of the machine that waits for it, and the job continues once the server answers.
     """
     if not verdict.evicts or not all(case.samples.of(rank).waits_outside for rank in verdict.ranks):
         return verdict
@@ -67,9 +67,10 @@ def _unless_outside(case: HangCase, verdict: HangVerdict) -> HangVerdict:
 
 
 def _allowed_by_samples(case: HangCase, verdict: HangVerdict) -> HangVerdict:
-    """Return the verdict, or UNKNOWN if it evicts by only one sample: in a healthy job, too, ranks wait at any time.
+    """Return the verdict, or UNKNOWN if it would evict a machine because of one sample that was taken at any time.
 
-    Flight records alone may evict by one sample, since torch writes them only after a rank has waited for long.
+    Such a sample proves nothing, since in a healthy job, too, some ranks wait for others at any time. Flight records
+    without stacks are enough, since torch writes them only after a rank has waited for long. So is a stopped process.
     """
     samples = case.samples
     if samples.moved is not None or samples.is_hung or verdict.conclusion is HangConclusion.UNKNOWN:
@@ -104,7 +105,10 @@ def _conclude(case: HangCase) -> HangVerdict:
 
 
 def _progressed(case: HangCase) -> list[int]:
-    """Return the ranks that waited for others and have moved since; other ranks may move in an endless loop."""
+    """Return the ranks that moved between the samples, and that wait for others.
+
+    Only these ranks show that the job progresses: a rank that waits for no rank may move in an endless loop.
+    """
     entered = {rank for collective in case.graph.collectives for rank in collective.entered}
     waiting = entered | case.graph.blind | case.graph.edges.keys()
     return sorted((case.samples.moved or frozenset()) & waiting)
@@ -150,7 +154,7 @@ MACHINES_KEPT = 1024
 LINES_KEPT = 12
 PICTURE_CHARACTERS = 6000
 REASON_CHARACTERS = 600
-"""The largest verdict that an incident keeps: its ranks, machines, lines of evidence, and characters."""
+"""The largest numbers of ranks, machines, lines of evidence and characters of a verdict that an incident keeps."""
 
 
 def found_of(

@@ -1,12 +1,12 @@
 """The judgement of a hang by the ranks that the other ranks wait for.
 
-First, the collectives of a group have to match (``judge_mismatch``). Then waiting is followed to its end
-(``by_waiting``).
+First it is checked whether the members of each group call the same collectives (``judge_mismatch``). Then the graph is
+followed from each rank that waits to the ranks at its end (``by_waiting``).
 
-At the end, ranks may wait for each other in a circle, because one of them skipped a collective. That rank waits in the
-next collective for ranks that wait for it in the skipped one. How many ranks wait for it shows nothing; the order of
-its operations does (``out_of_order``): before the same operation, its peers in the same stage called as many operations
-of each other kind of group, and the rank did not.
+The ranks at the end may wait for each other in a circle, because one of them skipped a collective. That rank waits in
+the next collective for ranks that wait for it in the skipped one. The number of ranks that wait for it does not show
+which rank it is, but the order of its operations does (``out_of_order``). Before the same operation, its peers in the
+same stage all called the same number of operations of each other kind of group, and this rank called another number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_PEERS = 8
 
 
 def out_of_order(ranks: Sequence[int], samples: JobSamples, topology: Topology) -> int | None:
-    """Return the rank, of ranks that wait for each other, whose collectives are in another order than its peers' are.
+    """Return which one of the ranks that wait for each other called collectives in another order than its peers.
 
     If no rank differs, return the only rank that cannot be compared: no peer has entered the collective in which it
     waits. None: there is no such rank, or more than one.
@@ -192,8 +192,10 @@ def _all_of(ends: Sequence[Sink]) -> Sink:
 
 
 def _ready(case: HangCase) -> str:
-    """Return why one sample may be of a job that runs, or an empty text: operations in several places have all of their
-    ranks, so they may finish at any moment."""
+    """Return why a single sample may come from a job that does not hang; empty: there is no such reason.
+
+    The reason is that operations in several places have all of their ranks, so they may finish at any moment.
+    """
     ready = [collective for collective in case.graph.collectives if collective.is_stuck]
     if case.samples.moved is not None or case.samples.is_hung or len(ready) < 2:
         return ""
@@ -250,7 +252,10 @@ def _too_few_wait(case: HangCase, ends: Sequence[Sink]) -> str:
 
 
 def _crossed(case: HangCase) -> HangVerdict | None:
-    """Blame the script if ranks of many machines miss a collective because they are inside one of an unused group."""
+    """Blame the script if ranks on many machines miss a collective because they entered another one.
+
+    The other collective is of a group that was not used before.
+    """
     elsewhere = {rank for unused in case.graph.collectives if not unused.is_certain for rank in unused.entered}
     for collective in case.graph.collectives:
         entered, missing = collective.entered, collective.missing
@@ -264,7 +269,7 @@ def _crossed(case: HangCase) -> HangVerdict | None:
 
 
 def _of_several(case: HangCase, ends: Sequence[Sink]) -> HangVerdict | None:
-    """Judge a group that all other ranks wait for, although no single rank of the group is awaited by most ranks.
+    """Judge a group for which all other ranks wait, although most ranks do not wait for the same rank of the group.
 
     A pipeline looks like this if its point-to-point operations are not recorded, as on gloo, and there are no stacks.
     """

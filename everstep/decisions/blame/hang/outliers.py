@@ -1,9 +1,9 @@
 """Outliers: ranks that do not do what most of their peers do.
 
-Stages of a pipeline do different things at the same time, so a rank is compared with the ranks of its own stage. The
-activity of most ranks of a stage is *dominant* there, and so is the activity of half of all ranks; it counts as
-healthy, and the other ranks are outliers. In a stage without a dominant activity, all ranks are undecided. (ByteRobust,
-section 5.1, does not define which stacks are dominant.)
+Stages of a pipeline do different things at the same time, so a rank is compared with the ranks of its own stage. An
+activity is *dominant* in a stage if most ranks of the stage have it, or if half of all ranks have it. A dominant
+activity counts as healthy, and ranks of the stage with another activity are outliers. In a stage without a dominant
+activity, all ranks are undecided. (ByteRobust, section 5.1, does not define which stacks are dominant.)
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stage_of(rank: int, topology: Topology) -> int:
 
 
 def _dominant(in_stage: Counter[int], in_job: set[int]) -> set[int]:
-    """Return the activities that are dominant in a stage: the number of each."""
+    """Return the activities that are dominant in a stage, each as its index."""
     total = in_stage.total()
     number, count = in_stage.most_common(1)[0]
     by_stage = {number} if total >= FEWEST_PEERS and count > STAGE_MAJORITY * total else set()

@@ -30,8 +30,8 @@ IO_BYTES = 64 << 10
 """A rank also works if it reads or writes at least this many bytes between two samples."""
 
 HELD = ("D", "t")
-"""A rank also works if a process is in one of these states in both samples: it waits for a disk or a mount, for example
-in a long ``fsync`` of a checkpoint, or a debugger has stopped it."""
+"""A rank also works if a process is in one of these states in both samples. In state D it waits for a disk or a mount,
+for example in a long ``fsync`` of a checkpoint; in state t a debugger has stopped it."""
 SWITCHES = 20.0
 """A rank also works if its threads wait and resume at least this often in a second: it sends, receives or polls."""
 

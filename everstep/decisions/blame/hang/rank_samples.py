@@ -67,7 +67,7 @@ class RankSample:
     def waits_outside(self) -> bool:
         """Whether the rank waits for something outside of the job: an answer, a program, or the end of a sleep.
 
-        A function of the script that is blocked like this waits on purpose; a rank waits for other ranks without it.
+        A function of the script that is blocked like this waits on purpose. A wait for other ranks does not look so.
         """
         if self.trainer is None:
             return False

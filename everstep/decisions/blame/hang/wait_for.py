@@ -18,7 +18,7 @@ from everstep.model.topology import Topology
 FIRST = 1
 """The number of the first collective of a group."""
 CLEAR_MAJORITY = 3
-"""A few ranks differ from the other ranks if those are at least this many times as many."""
+"""A few ranks count as different from the rest only if the rest has at least this many times as many ranks."""
 TRANSFER = "send and recv"
 """The operation of two ranks of which one sends to the other, which receives."""
 
@@ -226,7 +226,7 @@ def sinks(graph: WaitGraph, samples: JobSamples) -> tuple[Sink, ...]:
 
 
 def _not_awaited(graph: WaitGraph, samples: JobSamples) -> list[int]:
-    """Return ranks at the end of waiting that the edges do not show.
+    """Return the ranks at the end of waiting that the edges of the graph do not show.
 
     These are the members of a stuck collective, the ranks inside a collective that their peers have finished and, if
     ranks wait for unknown ranks, each rank that delays itself.
@@ -253,7 +253,7 @@ def _delays_itself(rank: int, samples: JobSamples) -> bool:
 
 
 def _waits_in_python(sample: RankSample) -> bool:
-    """Whether the stack of a rank that is inside a collective shows that it waits, which it need not on a GPU."""
+    """Whether the stack of a rank inside a collective shows that it waits; on a GPU the stack may not show it."""
     return sample.trainer is not None and sample.trainer.leaf.kind in (LeafKind.COLLECTIVE, LeafKind.P2P)
 
 
