@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.pool.provision_machines import ProvisionMachines
     from activities.pool.ready_standbys import ReadyStandbys
     from everstep.decisions.pool import book, poll, ready
+    from everstep.decisions.pool.unchanged import with_unchanged
     from everstep.model.job_state import job_workflow_id
     from everstep.model.pool import (
         POOL_WORKFLOW,
@@ -64,6 +65,8 @@ class StandbyPoolWorkflow:
     @workflow.init
     def __init__(self, state: PoolState) -> None:
         self.state = state
+        self.looked = PollAnswers()
+        """The complete answers to the newest poll of this run."""
         self.waited_for = False
         """Whether a request waits for the result of the next poll."""
         self._readying: asyncio.Task[None] | None = None
@@ -154,11 +157,12 @@ class StandbyPoolWorkflow:
     async def _look(self) -> PollAnswers:
         try:
             found: PollAnswers = await start_activity(
-                LookAtMachines(request=poll.questions(self.state), known=len(self.state.machines))
+                LookAtMachines(request=poll.questions(self.state, self.looked), known=len(self.state.machines))
             )
         except ActivityError as error:
             return PollAnswers(listed=False, problem=f"the poll failed: {error.cause or error}"[:300])
-        return found
+        self.looked = with_unchanged(found, self.looked)
+        return self.looked
 
     async def _notify_jobs(self, looked: PollAnswers) -> None:
         """Ask jobs to evict the machines that an operator wants evicted, once there are replacements."""

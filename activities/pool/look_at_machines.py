@@ -20,6 +20,7 @@ from activities.activity import Activity, Bounds, within
 from activities.clusters.cluster import Listing
 from activities.heartbeat import Say, request_id
 from activities.turns import gathered
+from everstep.decisions.pool.unchanged import without_unchanged
 from everstep.errors import EverstepError, LedgerError
 from everstep.model.finding import Health, worst_first
 from everstep.model.job_state import JobState, job_workflow_id, jobs_query
@@ -102,7 +103,7 @@ class LookAtMachines(Activity[PollAnswers]):
         silent = [f"job {name} does not answer on which machines it runs: {why}" for name, why in jobs.unknown.items()]
         unwritten = await write_returned(tools.ledger, self.request.returned)
         problems = [problem, jobs.problem, *silent, unwritten]
-        return PollAnswers(
+        answers = PollAnswers(
             machines=listing.machines if listing else None,
             standbys=listing.standbys if listing else 0,
             at_most=listing.at_most if listing else 0,
@@ -115,6 +116,7 @@ class LookAtMachines(Activity[PollAnswers]):
             written=[] if unwritten else self.request.returned,
             problem="; ".join(problem for problem in problems if problem)[:500],
         )
+        return without_unchanged(answers, self.request.before)
 
     async def _list(self, tools: Tools) -> tuple[Listing | None, str]:
         if tools.cluster is None:

@@ -26,7 +26,7 @@ class Symptom(Words):
 
     CRASH = "crash"
     """A rank ended by a signal or with an exit code other than 0."""
-    USER_ERROR = "user error"
+    EXCEPTION = "exception"
     """A rank ended with a Python exception."""
     CONNECTION_LOST = "connection lost"
     """A rank ended with an exception because a peer could not be reached any more, and no rank ended by itself."""

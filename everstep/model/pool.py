@@ -184,6 +184,15 @@ class PoolReturn(Model):
     time_ns: int
 
 
+class PollDigests(Model):
+    """Digests of the answers to the previous poll: what is still the same need not be sent again."""
+
+    machines: str = ""
+    """Of the list of the cluster; empty: it is not known."""
+    jobs: dict[str, str] = Field(default_factory=dict)
+    """Job → digest of its description."""
+
+
 class PollQuestions(Model):
     """The questions of a poll by the pool."""
 
@@ -196,6 +205,7 @@ class PollQuestions(Model):
     """Jobs that have machines, or had one that has to be cleaned; the poll checks whether they still run."""
     returned: list[PoolReturn] = Field(default_factory=list)
     """Machines that returned from quarantine; the poll writes that into the ledger."""
+    before: PollDigests = PollDigests()
 
 
 class PollAnswers(Model):
@@ -221,6 +231,10 @@ class PollAnswers(Model):
     """Machines on which no rank of the evicted job is left."""
     written: list[PoolReturn] = Field(default_factory=list)
     """The machines of ``PollQuestions.returned``, if the ledger has them now."""
+    same_machines: bool = False
+    """The list of the cluster is that of the previous poll, and ``machines`` is left out."""
+    same_jobs: list[str] = Field(default_factory=list)
+    """Jobs whose description is that of the previous poll; they are left out of ``jobs``."""
     problem: str = ""
     """Why a question has no answer; empty: all questions have an answer."""
 

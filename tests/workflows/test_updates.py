@@ -290,7 +290,7 @@ async def test_a_version_that_fails_later_in_its_first_steps_is_taken_back(jobs:
     await ask(handle, URGENT)
     await jobs.until_runs(handle, 2)
     jobs.cluster.evidence = raised
-    await handle.execute_update(JobWorkflow.report, anomaly(2, symptom=Symptom.USER_ERROR))
+    await handle.execute_update(JobWorkflow.report, anomaly(2, symptom=Symptom.EXCEPTION))
     state = await jobs.until_runs(handle, 3)
     assert (state.spec.version, state.incidents[1].resolution) == (1, "rollback")
 
@@ -326,7 +326,7 @@ async def test_an_operator_takes_a_version_back(jobs: Jobs) -> None:
 async def test_an_urgent_update_brings_a_parked_job_back_and_a_lazy_one_waits(jobs: Jobs) -> None:
     jobs.cluster.evidence = raised
     handle = await running(jobs, retry={"max_failures_at_step": 1})
-    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.USER_ERROR))
+    await handle.execute_update(JobWorkflow.report, anomaly(symptom=Symptom.EXCEPTION))
     await jobs.until(handle, lambda state: state.status == "parked")
     await ask(handle, LAZY)
     await until_status(jobs, handle, 2, VersionStatus.PENDING)

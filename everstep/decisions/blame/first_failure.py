@@ -50,8 +50,8 @@ def cause_of(end: RankExit) -> str:
 
 
 def short_exception(exception: str) -> str:
-    """Return an exception for a headline: at most 120 characters, without folders of source files."""
-    return _SOURCE.sub(r"[\1] ", exception)[:120]
+    """Return an exception for a headline: one line of at most 120 characters, without folders of source files."""
+    return _SOURCE.sub(r"[\1] ", " ".join(exception.split()))[:120]
 
 
 def symptom_of(end: RankExit) -> Symptom:
@@ -59,7 +59,7 @@ def symptom_of(end: RankExit) -> Symptom:
     if end.signal:
         return Symptom.CRASH
     if end.exception:
-        return Symptom.CONNECTION_LOST if is_victim(end) else Symptom.USER_ERROR
+        return Symptom.CONNECTION_LOST if is_victim(end) else Symptom.EXCEPTION
     if end.code == 0:
         return Symptom.EARLY_EXIT
     return Symptom.CRASH

@@ -6,6 +6,7 @@ A question without an answer changes nothing.
 from __future__ import annotations
 
 from everstep.decisions.pool.book import IDLE, TWICE_S, UNUSED, add, free, put
+from everstep.decisions.pool.unchanged import digests
 from everstep.model.pool import (
     RETURNS_KEPT,
     PollAnswers,
@@ -72,11 +73,17 @@ UNKNOWN_POLLS = 3
 """The number of polls after which jobs get machines although a running job has not reported its machines."""
 
 
-def questions(state: PoolState) -> PollQuestions:
-    """Return the questions of the next poll."""
+def questions(state: PoolState, before: PollAnswers) -> PollQuestions:
+    """Return the questions of the next poll.
+
+    Args:
+        state: The state of the pool.
+        before: The complete answers to the previous poll; what is still the same is not sent again.
+    """
     rest = [machine for machine in state.machines.values() if machine.place is not PoolPlace.ACTIVE]
     return PollQuestions(
         fresh=not state.known,
+        before=digests(before),
         idle=[machine.machine for machine in rest],
         returned=state.returned,
         clean=[ToClean(machine=left.machine, job=left.job, run=left.run) for left in rest if left.uncleaned],

@@ -81,15 +81,15 @@ def test_an_incident_reads_back_as_it_was_written(ledger: Ledger) -> None:
 
 
 def test_what_an_incident_was_in_the_end_replaces_what_was_seen_first(ledger: Ledger) -> None:
-    failure = Failure(generation=1, step=20, symptom=Symptom.USER_ERROR, cause="ValueError", time_ns=100 * S)
+    failure = Failure(generation=1, step=20, symptom=Symptom.EXCEPTION, cause="ValueError", time_ns=100 * S)
     ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)
     ledger.incident_closed(ID, report(failures=[failure]), closed_ns=104 * S)
     ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)  # an attempt that is late
     found = ledger.incident(ID)
     assert found is not None and found.anomaly is not None
-    assert (found.symptom, found.anomaly["symptom"]) == ("user error", "crash")
+    assert (found.symptom, found.anomaly["symptom"]) == ("exception", "crash")
     ledger.incident_closed(ID, report(failures=[]), closed_ns=104 * S)
-    assert ledger.incidents()[0].symptom == "user error"
+    assert ledger.incidents()[0].symptom == "exception"
 
 
 @pytest.mark.parametrize("text", ["NUL \x00 byte", "half a pair \ud800", "Köln 火"])

@@ -102,7 +102,7 @@ def week(url: str) -> None:
         incident(ledger, "incident/gpt/0001", now_ns - 10 * DAY, "m9")
         incident(ledger, "incident/gpt/0002", now_ns - 3 * DAY, "m1", "m2")
         incident(ledger, "incident/gpt/0003", now_ns - 2 * DAY, "m1")
-        incident(ledger, "incident/gpt/0004", now_ns - DAY, owner=Owner.CODE, symptom=Symptom.USER_ERROR, seconds=None)
+        incident(ledger, "incident/gpt/0004", now_ns - DAY, owner=Owner.CODE, symptom=Symptom.EXCEPTION, seconds=None)
         anomaly = Anomaly(id="m1-1", generation=1, symptom=Symptom.HANG, headline="", seen_ns=now_ns - 100 * S)
         ledger.incident_opened("incident/gpt/0005", anomaly, opened_ns=now_ns - 90 * S)
 
@@ -116,7 +116,7 @@ def test_a_week_in_tables(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         "crash 2 40 s",
         "hang 1 (1 open) -",
-        "user error 1 1 unknown",
+        "exception 1 1 unknown",
         "machine 2 40 s",
         "code 1 1 unknown",
         "unknown 1 (1 open) -",
@@ -246,7 +246,7 @@ def test_the_page_is_one_file_without_scripts(url: str, capsys: pytest.CaptureFi
     assert page.tags.count("svg") == 6
     assert "script" not in page.tags and "link" not in page.tags
     assert page.links == []
-    for text in ("Incidents by symptom", "user error", "m1", '<script src="http://x">no</script>'):
+    for text in ("Incidents by symptom", "exception", "m1", '<script src="http://x">no</script>'):
         assert text in page.texts, text
     assert "@import" not in file.read_text() and "url(" not in file.read_text()
     assert json.loads(call(capsys, "--ledger", url, "--html", str(file), "--json")[1])["days"] == 7

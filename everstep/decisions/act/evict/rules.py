@@ -222,7 +222,8 @@ RULES: tuple[EvictRule, ...] = (
     ),
     EvictRule(
         "repeated-errors",
-        f"ranks of the machine ended {REPEATS} times by errors of a machine, no other rank did; tests found nothing",
+        f"ranks of the machine ended {REPEATS} times by errors of a machine or of the network, no other rank did, and "
+        "tests found nothing",
         "the paper tests and replays; everstep does not park the job after that if a machine is free",
         _from(FindingSource.ERRORS),
         unless_shared=True,

@@ -113,7 +113,7 @@ NAN_OF_ONE_RANK = "nan-before-communication"
 def _user_error(facts: LadderFacts) -> bool:
     if _not_finite(facts):
         return False
-    by_exit = facts.failure.symptom in {Symptom.USER_ERROR, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
+    by_exit = facts.failure.symptom in {Symptom.EXCEPTION, Symptom.EARLY_EXIT} and facts.owner not in ELSEWHERE
     # GPUs and the network report their faults as exceptions, too.
     by_exit = by_exit and facts.owner not in OF_HARDWARE and facts.fault not in MAYBE_HARDWARE
     return (by_exit and not facts.hinted) or facts.owner == Owner.CODE or facts.of_script

@@ -84,7 +84,7 @@ ROWS = (
     ),
     ChoiceRow(
         Choice((), "the program is at fault: no machine is tested, and the code is rolled back", PAPER),
-        symptoms=frozenset({Symptom.USER_ERROR, Symptom.EARLY_EXIT}),
+        symptoms=frozenset({Symptom.EXCEPTION, Symptom.EARLY_EXIT}),
         owners=frozenset({"", Owner.UNKNOWN}),
     ),
     ChoiceRow(

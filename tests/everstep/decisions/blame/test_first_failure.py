@@ -78,6 +78,7 @@ def test_headlines() -> None:
     assert headline_of(end(5, 1, code=1, exception="RuntimeError: [/a/tcp/pair.cc:561] Read error [::1]:5")) == (
         "rank 5 on m2 raised RuntimeError: [pair.cc:561] Read error [::1]:5"
     )
+    assert headline_of(end(5, 1, code=1, exception="X: a\n  b\nc")) == "rank 5 on m2 raised X: a b c"
     assert headline_of(end(5, 1, code=0)) == "rank 5 on m2 left with code 0 before the job was over"
     assert headline_of(end(5, 1, code=7)) == "rank 5 on m2 ended with exit code 7"
     assert headline_of(end(5, 1, signal=77)) == "rank 5 on m2 ended by signal 77"
@@ -87,7 +88,7 @@ def test_a_user_exception_is_no_crash() -> None:
     failure = failure_of(end(2, 7, code=1, exception="IndexError: out of range"), generation=4, step=17, now_ns=99)
 
     assert (failure.symptom, failure.cause, failure.step, failure.generation, failure.time_ns) == (
-        Symptom.USER_ERROR,
+        Symptom.EXCEPTION,
         "IndexError",
         17,
         4,
@@ -123,7 +124,7 @@ def test_a_lost_connection_is_no_user_error(raised: str) -> None:
 )
 def test_a_logged_network_error_does_not_hide_a_user_error(raised: str) -> None:
     warned = f"WARNING: retrying: {GLOO}\nTraceback (most recent call last)\n  File ...\n{raised}\n"
-    assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.USER_ERROR
+    assert symptom_of(end(2, 7, code=1, exception=raised, log_tail=warned)) is Symptom.EXCEPTION
     own, aborted = end(3, 10, code=1, exception=raised), end(1, 900, signal=6)
     assert first_failure([aborted, own]) == own
 

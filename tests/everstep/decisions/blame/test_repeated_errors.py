@@ -8,12 +8,14 @@ import pytest
 
 from everstep.decisions.blame.repeated_errors import REPEATS, findings_of_errors
 from everstep.model.evidence import Classification, RankExit
+from everstep.model.finding import Remedy
 from everstep.model.incident import Failure, Symptom
 from everstep.model.ladder import Rung
 
 ECC = Classification(fault="gpu memory", owner="machine", reason="cuda-ecc")
 CODE = Classification(fault="user error", owner="code", reason="python-exception")
 PEER = ECC.model_copy(update={"consequence": True})
+NETWORK = Classification(fault="infiniband", owner="network", reason="ibv-failed")
 ALL = {Rung.DIAGNOSE, Rung.REATTEMPT}
 
 
@@ -27,7 +29,7 @@ def failed(
     return Failure(
         generation=generation,
         step=9,
-        symptom=Symptom.USER_ERROR,
+        symptom=Symptom.EXCEPTION,
         cause="AcceleratorError",
         machine=machine,
         classification=found,
@@ -43,6 +45,11 @@ def test_the_third_error_of_one_machine_that_no_test_found_names_it() -> None:
     assert (about.machine, about.finding.reason, about.finding.sure) == ("m1", "repeated-errors", False)
 
 
+def test_errors_of_the_network_count_too_and_do_not_ask_for_a_reset_of_the_gpu() -> None:
+    [about] = findings_of_errors(end(NETWORK), [failed(generation=1), failed(found=NETWORK, generation=2)], ALL)
+    assert (about.machine, about.finding.remedy) == ("m1", Remedy.REPLACE)
+
+
 @pytest.mark.parametrize(
     ("last", "earlier", "tried"),
     [
@@ -51,6 +58,7 @@ def test_the_third_error_of_one_machine_that_no_test_found_names_it() -> None:
         (end(), [failed(), failed("m2")], ALL),
         (end(), [*TWICE, failed("m2")], ALL),
         (end(), [failed(), failed(explained=True)], ALL),
+        (end(), [failed(generation=1), failed("m2", NETWORK)], ALL),
         (end(), [failed(), failed(found=CODE)], ALL),
         (end(CODE), TWICE, ALL),
         (end(PEER), TWICE, ALL),
@@ -65,6 +73,7 @@ def test_the_third_error_of_one_machine_that_no_test_found_names_it() -> None:
             "another machine",
             "another machine too",
             "a machine left",
+            "an error of the network of another machine",
             "its code before",
             "its code now",
         ),

@@ -172,12 +172,12 @@ def test_a_machine_leaves_quarantine_only_after_it_passed_its_tests_and_is_clean
     assert looked(160, cleaned=["m0"], faults={"m0": "xid-79: lost"}) == "quarantined"
     assert [looked(seconds) for seconds in (170, 180)] == ["quarantined"] * 2
     assert looked(190) == "standby", "the pool lacks a standby"
-    [returned] = poll.questions(state).returned
+    [returned] = poll.questions(state, PollAnswers()).returned
     assert (returned.machine, returned.job) == ("m0", "gpt")
     looked(200)
-    assert poll.questions(state).returned == [returned], "the ledger did not answer"
+    assert poll.questions(state, PollAnswers()).returned == [returned], "the ledger did not answer"
     looked(210, written=[returned])
-    assert poll.questions(state).returned == []
+    assert poll.questions(state, PollAnswers()).returned == []
 
 
 def test_a_machine_that_was_evicted_twice_needs_an_operator() -> None:

@@ -59,19 +59,19 @@ def with_tried(at: LadderFacts, tried: list[TriedRung]) -> LadderFacts:
         (facts(diagnose_at_once=True), "unclear-at-once", [D, R, B, P]),
         (facts(failure(Symptom.NOT_FINITE)), "not-finite", [D, R, B, P]),
         (facts(failure(Symptom.NOT_FINITE), blamed=True), "not-finite-new-code", [D, B, R, P]),
-        (facts(failure(Symptom.USER_ERROR)), "user-error", [R, B]),
-        (facts(failure(Symptom.USER_ERROR, Owner.CODE), recent=True), "new-code", [B, R]),
+        (facts(failure(Symptom.EXCEPTION)), "user-error", [R, B]),
+        (facts(failure(Symptom.EXCEPTION, Owner.CODE), recent=True), "new-code", [B, R]),
         (facts(failure(), blamed=True), "new-code", [B, R]),
         (facts(failure(Symptom.HANG), of_script=True), "user-error", [R, B]),
         (facts(failure(Symptom.HANG), of_script=True, recent=True), "new-code", [B, R]),
-        (facts(failure(Symptom.USER_ERROR, Owner.STORAGE)), "elsewhere", [R]),
+        (facts(failure(Symptom.EXCEPTION, Owner.STORAGE)), "elsewhere", [R]),
         (facts(failure(Symptom.CRASH, Owner.DATA), recent=True), "elsewhere", [R]),
         (facts(failure(Symptom.LAUNCH_FAILED)), "not-launched", [R, R, D, B, P]),
         (facts(failure(Symptom.CONNECTION_LOST)), "unclear", [R, D, R, B, P]),
         (facts(failure(), explained=True), "explained", [R]),
         (facts(failure(), hinted=True), "unclear", [R, D, R, B, P]),
-        (facts(failure(Symptom.USER_ERROR), hinted=True, recent=True), "unclear", [R, D, R, B, P]),
-        (facts(failure(Symptom.USER_ERROR, Owner.CODE), hinted=True), "user-error", [R, B]),
+        (facts(failure(Symptom.EXCEPTION), hinted=True, recent=True), "unclear", [R, D, R, B, P]),
+        (facts(failure(Symptom.EXCEPTION, Owner.CODE), hinted=True), "user-error", [R, B]),
         (facts(failure(Symptom.UPDATE)), "update", [R]),
     ],
 )
@@ -197,10 +197,10 @@ def test_attempts_for_faults_of_unknown_cause_do_not_count_for_a_known_cause(kno
 @pytest.mark.parametrize("path", ["update", "explained", "elsewhere"])
 def test_attempts_for_a_known_cause_do_not_count_for_the_next_failure_of_the_incident(path: str) -> None:
     before = one(R, path=path, generation=2)
-    error = failure(Symptom.USER_ERROR, generation=3)
+    error = failure(Symptom.EXCEPTION, generation=3)
     assert next_rung(facts(error, tried=(before,)), POLICY).rung is R
     again = (before, one(R, error, path="user-error", generation=3))
-    assert next_rung(facts(failure(Symptom.USER_ERROR, generation=4), tried=again), POLICY).rung is B
+    assert next_rung(facts(failure(Symptom.EXCEPTION, generation=4), tried=again), POLICY).rung is B
 
 
 def test_after_a_machine_left_the_job_is_reattempted_once_more() -> None:

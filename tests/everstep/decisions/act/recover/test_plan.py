@@ -327,7 +327,7 @@ def test_after_a_second_crash_an_unsure_finding_leads_to_tests(sure: bool, actio
     assert known.failures[-1].explained is (action is not Action.DIAGNOSE)
 
 
-ERROR = Failure(generation=2, step=21, symptom=Symptom.USER_ERROR, cause="RuntimeError", time_ns=100)
+ERROR = Failure(generation=2, step=21, symptom=Symptom.EXCEPTION, cause="RuntimeError", time_ns=100)
 """A failure that led to a rollback. Ranks also raise it when another rank is lost, until the loss is known."""
 
 

@@ -156,7 +156,7 @@ def test_a_rollback_by_a_rule_is_never_withdrawn() -> None:
     book.launched(1, 0, S)
     book.switch_to(book.ask(asked(2), 2 * S).number, now_ns=3 * S)
     book.launched(2, 10, 3 * S)
-    failure = Failure(generation=2, step=10, symptom=Symptom.USER_ERROR, cause="KeyError", time_ns=5 * S)
+    failure = Failure(generation=2, step=10, symptom=Symptom.EXCEPTION, cause="KeyError", time_ns=5 * S)
     change = next_version(book, failure, POLICY, explained=False, by_operator=False)
     assert change is not None
     assert (change.number, is_withdrawn(change, book)) == (1, False)

@@ -40,9 +40,7 @@ def version(number: int, *, begin: int = 0, end: int = -1, **fields: object) -> 
     return JobVersion.model_validate({"number": number, **defaults, **fields})
 
 
-def failure(
-    symptom: Symptom = Symptom.USER_ERROR, *, step: int = 105, after_s: float = 10, **fields: object
-) -> Failure:
+def failure(symptom: Symptom = Symptom.EXCEPTION, *, step: int = 105, after_s: float = 10, **fields: object) -> Failure:
     made = {"generation": 2, "step": step, "symptom": symptom, "cause": "KeyError", "time_ns": BEGAN + int(after_s * S)}
     return Failure.model_validate(made | fields)
 
@@ -205,5 +203,5 @@ def test_the_target_of_a_rollback_ran_before_and_is_not_suspect(
         assert target.ranges
         assert target.status is not VersionStatus.SUSPECT
         assert not explained
-    elif not explained and symptom is Symptom.USER_ERROR:
+    elif not explained and symptom is Symptom.EXCEPTION:
         assert all(not one.ranges or one.status is VersionStatus.SUSPECT for one in versions[:-1])

@@ -11,7 +11,7 @@ from everstep.model.finding import Owner
 from everstep.model.incident import Symptom
 
 
-@pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.USER_ERROR])
+@pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.EXCEPTION])
 def test_an_nccl_error_leads_to_the_tests_of_the_paper(symptom: Symptom) -> None:
     """The paper's order: EUD, then all-to-all within a machine, then all-gather with neighbours."""
     found = choose_tests(symptom, FaultClass.NCCL_ERROR, Owner.UNKNOWN)
@@ -28,7 +28,7 @@ def test_a_loss_that_is_not_finite_leads_to_a_comparison_of_bits() -> None:
 @pytest.mark.parametrize(
     ("symptom", "fault", "owner"),
     [
-        (Symptom.USER_ERROR, "", ""),
+        (Symptom.EXCEPTION, "", ""),
         (Symptom.UPDATE, "", ""),
         (Symptom.CRASH, FaultClass.DATA_ERROR, Owner.DATA),
         (Symptom.CRASH, FaultClass.REMOTE_STORAGE, Owner.STORAGE),
