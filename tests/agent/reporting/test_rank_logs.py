@@ -1,4 +1,4 @@
-"""The captured output of ranks: its rotation, and how it is read and followed."""
+"""The captured output of ranks: how it is rotated, read and followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.agents import Job, running_agent, until
 
 def test_a_rotation_loses_no_output_and_keeps_the_newest_files(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
-    with path.open("ab", buffering=0) as writer:  # open as in a rank
+    with path.open("ab", buffering=0) as writer:  # the rank opens its log in this way
         for number in range(5):
             writer.write(b"%d" % number * 100)
             assert rank_logs.rotate(path, 50, 3)

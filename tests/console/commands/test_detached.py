@@ -1,4 +1,4 @@
-"""``everstep run --detach``: if a job is refused within moments, the command does not report it as running."""
+"""``everstep run --detach`` waits a moment, so that it does not report a job as running that is refused in this time."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_disk_that_hangs_is_reported_and_opened_later(monkeypatch: pytest.Monk
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "the problem is over, but is still reported"
+        assert time.monotonic() < deadline, "a problem that is over must not be reported any more"
         time.sleep(0.005)
     found.shut()
     assert tiers.calls == ["open 1", "shut"]
@@ -142,7 +142,7 @@ def test_an_open_that_failed_for_lack_of_room_is_repeated(monkeypatch: pytest.Mo
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "the problem is over, but is still reported"
+        assert time.monotonic() < deadline, "a problem that is over must not be reported any more"
         time.sleep(0.005)
     found.on_saved(0, HEADER)
     found.shut()

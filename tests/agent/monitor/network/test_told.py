@@ -1,4 +1,4 @@
-"""The monitor reports alerts of a real link at once; the threads of the monitor run."""
+"""The monitor reports alerts of a real link at once. The monitor's threads run here as in production."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.agent.monitor.network.conftest import Ip
 
 
 async def test_each_alert_is_reported_at_once(ip: Ip, tmp_path: Path) -> None:
-    """The interval is so long that only a notification of the kernel can lead to a report."""
+    """The interval of looks is so long that only a notification of the kernel can lead to a report."""
     told: list[tuple[str, str]] = []
 
     def tell(finding: Finding, over: bool) -> None:
