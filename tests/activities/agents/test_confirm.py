@@ -20,7 +20,7 @@ from tests.activities.spoken import serving
 
 
 def shows(rank: int, *generations: int) -> FakeAgent:
-    """An agent whose only rank never steps. It reports these generations in turn; at generation 0 it knows of no job."""
+    """An agent whose only rank never steps. It reports these generations in turn; 0 means that it knows of no job."""
     ranks = [pb.RankProgress(rank=rank, generation=one, alive=True, attached=True) for one in generations]
     replies = [pb.ProgressReply(generation=one.generation, ranks=[one] if one.generation else []) for one in ranks]
     return FakeAgent(progress=[*replies, NEVER])

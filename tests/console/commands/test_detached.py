@@ -1,4 +1,4 @@
-"""``everstep run --detach`` waits a moment, so that it does not report a job as running that is refused in this time."""
+"""``everstep run --detach`` waits a moment. So it does not report a job as running that is refused at once."""
 
 from __future__ import annotations
 

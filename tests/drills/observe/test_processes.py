@@ -27,7 +27,7 @@ time.sleep(60)
 
 @contextmanager
 def process(name: str, output: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run a process with a name; its errors go to a file, as those of a rank do."""
+    """Run a process with a name. Its errors go to a file, as those of a rank do."""
     with output.open("a") if output else nullcontext() as errors:
         started = subprocess.Popen([sys.executable, "-c", RANK, name], stdout=subprocess.PIPE, stderr=errors, text=True)
     assert started.stdout is not None

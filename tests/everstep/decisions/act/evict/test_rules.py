@@ -1,4 +1,4 @@
-"""Each eviction rule: when it evicts a machine, and its answer otherwise."""
+"""Each eviction rule: when it evicts a machine, and what it answers otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CULPRIT, GROUP = "hang-culprit", "hang-group"
 
 
 def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
-    """Return the rule and the text of the only answer about a machine, which must not be evicted."""
+    """Return the rule and the text of the only answer about a machine. The machine must not be evicted."""
     decided = plan(*findings, **fields)
     assert not decided.evict + decided.ask + decided.shadow
     (answer,) = [answer for answer in decided.asked if answer.machine == machine]
@@ -60,7 +60,9 @@ def test_a_fault_that_most_machines_have_evicts_none_of_them() -> None:
         SURE,
         "gpu-cleanup: 5 of 8 machines have gpu-cleanup now: the cause is shared by them",
     )
-    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "a fault that only m1 has evicts it"
+    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], (
+        "m1 has a fault that no other machine has, so it is evicted"
+    )
 
 
 def test_a_fault_that_half_of_the_machines_have_evicts_them() -> None:
