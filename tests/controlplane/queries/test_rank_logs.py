@@ -20,7 +20,7 @@ from everstep.model.machine import Machine
 
 
 async def serve(folder: Path) -> tuple[FakeAgent, Source]:
-    """Start an agent that serves files ``<rank>.out`` and ``<rank>.err`` as logs. Returns it and the source of rank 0."""
+    """Start an agent that serves files ``<rank>.out`` and ``<rank>.err``. Returns it, and the log source of rank 0."""
 
     def read_log(request: pb.ReadLogRequest) -> AsyncIterator[pb.LogChunk]:
         suffix = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}[request.stream]

@@ -23,7 +23,7 @@ NAMED = "the loss is NaN or infinite since step 20, first on rank 5 on m2"
 
 
 def records(bad_from: dict[int, int]) -> Records:
-    """Return the losses of all ranks in 30 steps. ``bad_from`` maps a rank to the step at which its losses become NaN."""
+    """Return losses of all ranks in 30 steps. ``bad_from``: rank → step from which on its losses are NaN."""
 
     def loss(rank: int, step: int) -> float:
         return math.nan if step >= bad_from.get(rank, 99) else 1.0

@@ -1,4 +1,4 @@
-"""Folders of dumps: the rank and the kind of each file, and progress between two samples."""
+"""Folders of dumps: the rank and the kind of each file, and which ranks progressed between two samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD = json.dumps({"entries": [], "pg_config": {}}).encode()
 
 
 def ras(launched: int, late: int) -> bytes:
-    """Two samples of a job of eight ranks, in which one rank is one collective behind the others."""
+    """Return a RAS report of a job of eight ranks. One rank is one collective behind the others."""
     ranks = [process(rank, rank, launched - (rank == late)) for rank in range(8)]
     return report(communicator("0xa", ranks))
 
