@@ -1,4 +1,4 @@
-"""Disk checkpoints by time: one request for the same coming step goes to all machines. And which steps all of them keep."""
+"""Disk checkpoints by time: all machines get a request for the same coming step. And which steps all of them keep."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_new_run_starts_from_files_only() -> None:
 
 
 def test_a_new_run_starts_only_from_steps_of_the_last_ones_lineage() -> None:
-    """The last run had rolled back from step 30 to 10. One machine could not set its files aside and still has step 20."""
+    """The last run had rolled back from step 30 to 10. One machine could not set files aside and still has step 20."""
     last = EarlierRun(run=B, origin_runs=[A], lineage=[(4, 5), (5, 10)])
     files = [held(0, 20, B, generation=5), held(1, 20, B, generation=4), *(held(r, 5, A, generation=9) for r in (0, 1))]
     with pytest.raises(CheckpointError, match="rank 1 lacks it; there are steps 5"):

@@ -12,7 +12,7 @@ from tests.everstep.decisions.pool.test_book import S, evict, machine, pool, wan
 
 
 class BookLaws(RuleBasedStateMachine):
-    """Leases, replacements, returns, polls and operators in any order. A plain map of machines to jobs checks the book."""
+    """Leases, replacements, returns, polls and operators in any order. A map of machines to jobs checks the book."""
 
     def __init__(self) -> None:
         super().__init__()
