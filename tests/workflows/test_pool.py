@@ -259,7 +259,7 @@ def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> Rep
 
 @pytest.mark.history("pool")
 async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
-    """Until then, the machine's memory is kept. The incident stops its ranks, which then resume from their own memory."""
+    """Until then, its memory is kept. The incident stops the ranks, which then resume from their own memory."""
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     left = pb.JobOnMachine(job=state.spec.name, run=state.run)

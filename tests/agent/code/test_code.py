@@ -139,7 +139,7 @@ async def test_a_kill_during_a_transfer_leaves_no_part_of_the_code(tmp_path: Pat
     async with running_agent(tmp_path) as agent:
         kept = await put(agent, FILES | {"kept.txt": ""})
         coming = asyncio.create_task(agent.client.put_code(digest, len(archive) + IN_MEMORY, half()))
-        await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "it comes")
+        await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "the archive arrives")
         agent.kill()
         with pytest.raises(AgentUnreachable):
             await coming

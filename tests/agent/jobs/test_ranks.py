@@ -107,7 +107,7 @@ async def test_a_dead_rank_leaves_no_processes(agent: RunningAgent) -> None:
     job = await prepared(agent, FAMILY, ranks=2)
     ranks = (await job.launch()).ranks
     files = [agent.folder / f"family-{rank}" for rank in (0, 1)]
-    await until(lambda: all(f.exists() and len(f.read_text().split()) == 4 for f in files), "both families")
+    await until(lambda: all(f.exists() and len(f.read_text().split()) == 4 for f in files), "both families run")
     mine, other = ([int(pid) for pid in f.read_text().split()] for f in files)
     os.kill(ranks[0].pid, signal.SIGKILL)
     await job.exits(1)

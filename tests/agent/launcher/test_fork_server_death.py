@@ -36,7 +36,7 @@ async def test_a_fork_server_killed_in_the_middle_of_a_launch(agent: RunningAgen
     os.kill(server, signal.SIGKILL)
     reply = await launch
     await job.entered()
-    await until(lambda: all(entries(job).values()), "all entered")
+    await until(lambda: all(entries(job).values()), "all ranks are in the script")
     assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
     stopped = await job.stop()
     assert len(stopped.ranks) == 12

@@ -52,8 +52,8 @@ time.sleep(1000)
         await job.launch()
         folder = agent.state / "jobs" / job.name / "logs"
         await until((folder / "rank-0.out.1").exists, "the log is rotated")
-        await until(lambda: b"done" in (folder / "rank-0.err").read_bytes(), "all is written")
-        await until(lambda: (folder / "rank-0.out").stat().st_size < 1 << 20, "the last rotation")
+        await until(lambda: b"done" in (folder / "rank-0.err").read_bytes(), "the rank has written everything")
+        await until(lambda: (folder / "rank-0.out").stat().st_size < 1 << 20, "the last rotation is done")
         lines = (await job.log(0, pb.ReadLogRequest.STDOUT)).splitlines()
         assert int(lines[-1]) == 29_999
         assert len(lines) > 10_000

@@ -225,7 +225,7 @@ async def test_writes_stay_in_order_until_the_disk_answers(tmp_path: Path) -> No
     disk.append(done, b" and lines")
     assert not await disk.flush(0.05)
     assert not done.exists()
-    await until(lambda: "does not answer" in disk.problem, "it is said")
+    await until(lambda: "does not answer" in disk.problem, "the hanging disk is reported")
 
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))

@@ -201,7 +201,7 @@ def test_a_refusal_is_named(mine: Mine) -> None:
 def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> None:
     mine.failure = AgentUnreachable("not yet")
     mine.save(1)
-    wait(lambda: mine.state().backup_problem != "", "tried")
+    wait(lambda: mine.state().backup_problem != "", "the sender has tried once")
     with (mine.here.shm / "checkpoint-0").open("r+b") as file:
         file.seek(2 * 4096 + 5000)
         file.write(b"\1")

@@ -40,7 +40,7 @@ def test_due_steps_are_written_and_the_newest_steps_are_kept(machine_of: Callabl
         machine.save(step)
         if step % 10 == 0:
             machine.on_disk(step)
-    wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
+    wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps are deleted")
     assert all(pinned(machine, rank) == -1 for rank in (0, 1))
     assert machine.problem() == ""
     for one in machine.held(verify=True):
@@ -116,7 +116,7 @@ def test_if_a_rank_lost_the_due_step_only_this_step_is_missing(machine_of: Calla
     wait_for(lambda: "step 10 is not on disk: rank 1 overwrote it" in machine.problem(), "the missing step is reported")
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.problem() == "", "it is over")
+    wait_for(lambda: machine.problem() == "", "the problem is over")
     wait_for(
         lambda: machine.steps() == {0: [10, 20], 1: [20]}, "step 10 of rank 0 stays, although rank 1 has no step 10"
     )
@@ -201,7 +201,7 @@ def test_a_restarted_agent_continues(machine_of: Callable[..., Machine]) -> None
     assert (folder / "rank-0.json").stat().st_mtime_ns == written, "a file on disk is not written again"
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "one is kept")
+    wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "only the newest step is kept")
 
 
 def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_of: Callable[..., Machine]) -> None:
@@ -242,7 +242,7 @@ def test_a_missing_folder_is_named_and_used_once_it_exists(machine_of: Callable[
     missing.mkdir()
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.problem() == "", "it is over")
+    wait_for(lambda: machine.problem() == "", "the problem is over")
     assert machine.steps(disk_path=str(missing)) == {0: [20], 1: [20]}
     machine.lose_memory()
     machine.restore(0, 20)
@@ -277,7 +277,7 @@ def test_a_slow_disk_gets_fewer_steps_and_this_is_reported(machine_of: Callable[
     assert machine.saved.of(0).disk_step == machine.saved.of(1).disk_step == 2
     machine.save(8)
     machine.on_disk(8)
-    wait_for(lambda: machine.problem() == "", "it keeps up")
+    wait_for(lambda: machine.problem() == "", "the disk keeps up again")
     assert machine.steps() == {0: [2, 8], 1: [2, 8]}
 
 

@@ -53,7 +53,9 @@ def test_a_step_is_kept_until_the_other_machine_has_a_newer_one(machines: list[M
         behind.on_disk(step)
     ahead.save(60)
     ahead.on_disk(60)
-    wait_for(lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps go")
+    wait_for(
+        lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps are deleted"
+    )
 
 
 def test_a_renamed_machine_does_not_wait_for_its_old_name(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_a_renamed_machine_does_not_wait_for_its_old_name(tmp_path: Path) -> Non
         for step in (20, 30, 40):
             machine.save(step)
             machine.on_disk(step)
-        wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
+        wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps are deleted")
 
 
 def test_only_the_first_machine_of_a_launch_renames_later_steps(machines: list[Machine]) -> None:
