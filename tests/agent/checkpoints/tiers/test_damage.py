@@ -1,4 +1,4 @@
-"""Kills, full and read-only disks, cut and flipped files. A copy that lists as valid is valid, and training continues."""
+"""Kills, full and read-only disks, cut and flipped files. What lists as valid is valid, and training continues."""
 
 from __future__ import annotations
 
