@@ -145,7 +145,7 @@ async def test_several_at_once_and_one_that_is_asked_for_twice_runs_once(agent: 
 
 
 async def test_it_has_nothing_of_the_job_that_runs(agent: RunningAgent, tmp_path: Path) -> None:
-    """A trial uses nothing of the running job: not its memory, files, fork server or store, whatever its environment says."""
+    """A trial uses no memory, file, fork server or store of the running job, whatever its environment says."""
     seen = tmp_path / "seen"
     script = f"import os, everstep\nopen({str(seen)!r}, 'w').write(repr(dict(os.environ)))\neverstep.join()\n"
     job = await prepared(agent, "import time\ntime.sleep(600)\n")

@@ -191,7 +191,7 @@ def test_an_open_incident_that_the_ledger_does_not_know_yet(
 
 
 def test_what_was_closed_from_outside_is_asked_itself(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its report was written by others, who do not know the answers."""
+    """The report of this incident was not written by its own workflow, so it lacks the answers of the rules."""
     with Ledger.open(url) as ledger:
         ledger.incident_closed("incident/gpt/0003", report(CLOSED_OUTSIDE, [], []), closed_ns=FAULT + 9 * S)
 
