@@ -1,4 +1,4 @@
-"""Faults of all kinds in simulated time: the ladder climbs only for a fault that is not solved."""
+"""Faults of all kinds in simulated time. The ladder climbs only for a fault that is not solved."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
     assert not job.parked
 
 
-# Laws, which hold for any strikes.
+# The laws below are true for any strikes.
 
 SYMPTOMS = (Symptom.CRASH, Symptom.NOT_FINITE, Symptom.HANG)
 STRIKES = st.builds(

@@ -1,4 +1,4 @@
-"""Which events one transaction added to a history, in a store that the test fills; test_control_plane uses a real one."""
+"""Which events one transaction added to a history. Here a test fills the store; test_control_plane uses a real one."""
 
 from __future__ import annotations
 
