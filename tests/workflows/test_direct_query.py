@@ -69,7 +69,7 @@ async def has_task(handle: WorkflowHandle[Any, Any]) -> None:
 
 
 async def test_an_update_beside_a_query_is_taken(temporal: Client) -> None:
-    """The history that is sent with a query may already contain the begin of the update's task, before it is recorded."""
+    """The history that is sent with a query may already have the begin of the update's task, before it is recorded."""
     cluster, queue, runner = ScriptedCluster(), uuid.uuid4().hex, sandbox()
     jobs, flows = Jobs(temporal, cluster, queue), list(WORKFLOWS)
     worker = Worker(temporal, task_queue=queue, workflows=flows, activities=cluster.activities, workflow_runner=runner)

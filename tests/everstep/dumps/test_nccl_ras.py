@@ -48,7 +48,7 @@ def judge(data: bytes) -> Any:
 
 
 def test_whoever_launched_fewer_is_named() -> None:
-    """Ranks 4 and 5 are late in the communicator of all ranks, and rank 5 is late in the communicator of only these two."""
+    """Ranks 4 and 5 are late in the communicator of all ranks. Rank 5 is also late in that of only these two."""
     world = [process(rank, rank, 9 if rank not in (4, 5) else 8) for rank in range(8)]
     pair = [process(0, 4, 31), process(1, 5, 30)]
 
