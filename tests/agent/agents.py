@@ -214,7 +214,7 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.
     """Wait until ``condition`` returns true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s this is still not true: {what}"
         await asyncio.sleep(0.02)
 
 

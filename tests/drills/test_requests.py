@@ -1,3 +1,5 @@
+"""Requests for drills: which options a fault has, which requests are refused, and what a drill expects."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""The verdict of a drill: which recoveries are correct, and how each problem is named."""
+
 from __future__ import annotations
 
 import struct

@@ -248,7 +248,7 @@ def test_clusters_that_start_at_once_have_their_own_servers(home: Path, commands
         for one in found:
             server = local.processes(one)["temporal"]
             host, port = ports.split(one.temporal_address)
-            assert _listening(server) & {port}, f"{host}:{port} is not {one.name}'s"
+            assert _listening(server) & {port}, f"{host}:{port} does not belong to the server of {one.name}"
     finally:
         for name in names:
             local.down(name)

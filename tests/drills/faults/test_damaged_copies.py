@@ -1,3 +1,5 @@
+"""Damage to copies of states: flipped bits and shortened files."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The watch over rank processes: copies of a rank, remaining processes, and times without a look."""
+
 from __future__ import annotations
 
 import os

@@ -162,7 +162,7 @@ class Machines:
                         if ready(seen):
                             return seen
         except TimeoutError:
-            raise AssertionError(f"waited in vain: {what}; the last was {seen}") from None
+            raise AssertionError(f"after 45 s this is still not true: {what}; the last report was {seen}") from None
         raise AssertionError
 
     def shm(self, index: int) -> Path:

@@ -70,7 +70,7 @@ def mine() -> Iterator[Mine]:
 def wait(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"after 20 s this is still not true: {what}"
         time.sleep(0.005)
 
 

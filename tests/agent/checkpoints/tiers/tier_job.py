@@ -28,7 +28,7 @@ DISK, REMOTE = pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s this is still not true: {what}"
         time.sleep(0.005)
 
 

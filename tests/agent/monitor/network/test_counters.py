@@ -1,3 +1,5 @@
+"""Rates of counters that grow, wrap, are reset, or cannot be read."""
+
 from __future__ import annotations
 
 from hypothesis import given

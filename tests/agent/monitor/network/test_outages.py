@@ -1,3 +1,5 @@
+"""Outages of links are counted once, from the states that were seen and from the counters of drivers."""
+
 from __future__ import annotations
 
 from dataclasses import replace

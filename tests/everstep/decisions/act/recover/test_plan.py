@@ -134,7 +134,9 @@ def test_after_a_nan_the_job_resumes_from_before_it_from_any_tier() -> None:
     assert decided(plan) == (Action.REATTEMPT, "try-again")
     assert plan.restore.step == 15 and {copy.tier for copy in plan.restore.copies} == {Tier.DISK}
     assert "later steps are not trusted: the loss is NaN since step 18" in plan.text
-    assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, "the newest step without the fault"
+    assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, (
+        "step 18 is restored, the newest step without the NaN"
+    )
 
 
 def test_without_a_state_from_before_a_nan_the_job_is_parked_and_resumed_from_the_newest_step() -> None:

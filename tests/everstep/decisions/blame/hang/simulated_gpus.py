@@ -1,8 +1,8 @@
 """A simulated training job on GPUs, which writes the flight records that NCCL would write.
 
-Each rank enqueues its operations ahead of its GPU, which executes them in order. An operation ends when all of its
-ranks have reached it. What the flight records then show differs from gloo: most pending operations of a rank are only
-scheduled, and a rank that holds up the job may have enqueued as much as its peers.
+Each rank enqueues its operations before its GPU reaches them. The GPU executes them in order. An operation ends when
+all of its ranks have reached it. So the flight records differ from those of gloo: most pending operations of a rank are
+only scheduled. A rank that blocks the job may have enqueued as much as the other ranks.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def test_two_groups_a_phase_are_told_apart_by_the_other_phase() -> None:
     for bad in range(4):
         assert concluded(plan, twice(plan, [bad]))[:2] == (ReplayConclusion.ONE, [f"m{bad}"])
         found, suspects, _ = concluded(plan, twice(plan, [bad], alike=True))
-        assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []), "two groups against two"
+        assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []), (
+            "two groups differ from two others, so there is no majority"
+        )
 
 
 def test_groups_with_a_common_machine_do_not_confirm_each_other() -> None:
