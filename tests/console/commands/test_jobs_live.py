@@ -183,7 +183,7 @@ def job(everstep: Everstep, name: str) -> dict[str, Any]:
 
 
 def await_state(name: str, holds: Callable[[JobState], bool]) -> None:
-    """Wait for a state of a job. The test asks by itself, since each command takes a second of CPU."""
+    """Wait for a state of a job. The test asks the cluster directly, since each command needs a second of CPU."""
 
     async def ask() -> None:
         async with asyncio.timeout(100), await Control.connect() as control:

@@ -136,7 +136,7 @@ def test_several_lost_gpus_keep_their_names(machine: Machine) -> None:
 
 
 def test_a_lost_gpu_does_not_get_the_name_of_another_gpu(machine: Machine) -> None:
-    """If a GPU is missing, the driver numbers the others anew.
+    """If a GPU is missing, the driver gives the others new numbers.
 
     Here number 0 then has the address that number 1 had before.
     """
