@@ -1,1 +1,1 @@
-"""The tests. They are a package, so that ``tests.drills`` is not confused with ``drills``."""
+"""The tests are a package, so that ``tests.drills`` is not confused with ``drills``."""

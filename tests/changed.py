@@ -1,6 +1,6 @@
 """Runs the tests of the folders that differ from a branch: ``python -m tests.changed [BRANCH]``, by default ``main``.
 
-A file of the product is tested in the folder of ``tests/`` that mirrors its own; ``make test`` runs everything else.
+The tests of a file are in the folder of ``tests/`` that mirrors the file's folder. ``make test`` runs everything else.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ ALWAYS = (
     "tests/docs/test_reference.py",
     "tests/docs/test_links.py",
 )
-"""They look at the whole tree, in seconds."""
+"""These tests look at all files, and take seconds."""
 
 
 def differing(branch: str) -> list[str]:
-    """The files that differ from a branch since it was left, those that are not committed included."""
+    """Return the files that differ from a branch since it was left, including files that are not committed."""
     commands = (["git", "diff", "--name-only", "--merge-base", branch], ["git", "ls-files", "-o", "--exclude-standard"])
     done = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True) for command in commands]
     return sorted({name for each in done for name in each.stdout.splitlines()})
 
 
 def tests_of(names: Iterable[str], root: Path = ROOT) -> list[str]:
-    """The test files of the folders that mirror those of the files; where there is none, of the folder around it."""
+    """Return the test files of the mirrored folders. If there is no mirrored folder, its parent folder is used."""
     found = set()
     for path in map(Path, names):
         folder = root / (path.parent if path.parts[0] == "tests" else Path("tests") / path.parent)
@@ -40,7 +40,7 @@ def tests_of(names: Iterable[str], root: Path = ROOT) -> list[str]:
 
 
 def main(branch: str = "main") -> int:
-    """Run them; returns pytest's exit code."""
+    """Run these tests, and return pytest's exit code."""
     files = [*(name for name in ALWAYS), *tests_of(differing(branch))]
     print(f"tests of the folders that differ from {branch}: {len(files)} files", flush=True)
     marks = ["-m", "not wide and not drill"]

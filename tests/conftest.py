@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a real Temporal server, found or built as for users, and a token for agents."""
+"""Fixtures for all tests: a real Temporal server, which is found or built as for users, and a token for agents."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ OWN_CLUSTERS = ("test_command.py", "test_deployed.py", "test_requests.py", "test
 """Files in tests/drills whose tests start their own clusters or need no cluster."""
 TORCHS_OWN = "TORCHINDUCTOR_CACHE_DIR"
 
-# The time that an example takes depends more on the computer's load than on the code, so it has no limit.
+# The time that an example takes depends more on the computer's load than on the code. So it has no limit.
 settings.register_profile("everstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Offer one template to all processes of a test run; the main process keeps its folder."""
+    """Offer one template to all processes of a test run. The main process keeps the template's folder."""
     os.environ.setdefault("GOGC", "400")  # otherwise Temporal servers with little data collect garbage all the time
     if not hasattr(config, "workerinput"):
         templates.offer()
@@ -58,13 +58,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def together(file: str) -> str:
-    """Return a test file's group: a file is a group, except that all drills that share a cluster are one group."""
+    """Return the group of a test file.
+
+    All drills that share a cluster are one group. Every other file is a group of its own.
+    """
     folder, _, name = file.rpartition("/")
     return folder if folder == "tests/drills" and name not in OWN_CLUSTERS else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run drills first and tests that start no process last, so that no long test runs alone at the end."""
+    """Run drills first, and tests that start no process last. So no long test runs alone at the end."""
 
     def turn(item: pytest.Item) -> int:
         if item.get_closest_marker("drill"):
@@ -75,7 +78,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """Turn off garbage collection during collection: it takes a third of the time, and imported modules stay."""
+    """Turn off garbage collection during collection.
+
+    It would take a third of the time, and find nothing, since imported modules stay.
+    """
     gc.disable()
 
 
@@ -87,10 +93,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_of_torchs_is_left() -> Iterator[None]:
-    """Remove the variable that one of torch's optimizers sets in its process when it steps.
+    """Remove a variable that one of torch's optimizers sets in this process when it steps.
 
-    The template forks no process with another environment than its own, so agents of later tests would have to start
-    their fork servers themselves.
+    The template forks only processes with its own environment. With the variable, agents of later tests would have to
+    start their fork servers themselves.
     """
     before = os.environ.get(TORCHS_OWN)
     yield
@@ -100,7 +106,7 @@ def _nothing_of_torchs_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file with the token of the agents that tests start; agents and clients read it."""
+    """The file with the token of the agents that tests start. Agents and clients read it."""
     path = tmp_path_factory.mktemp("token") / "token"
     private.replace(path, "the token of the tests\n")
     os.environ[environment.AGENT_TOKEN_FILE] = str(path)

@@ -1,4 +1,4 @@
-"""The metrics that agents, workers and Temporal's SDK serve, by name, each with its labels."""
+"""The metrics that agents, workers and Temporal's SDK serve: each name with its labels."""
 
 from __future__ import annotations
 

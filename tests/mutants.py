@@ -1,9 +1,9 @@
 """Breaks one piece of code at a time and checks that a test fails: ``make mutants [ONLY=words]``.
 
-``mutants.toml`` lists the changes, which are called mutants. There are mutants for each guarantee of
-docs/concepts/checkpoints.md, for each row of the table in docs/architecture.md that says what happens when a part dies,
-and for changes that no test noticed in the past. It is an error if no test notices a mutant, or if the code to change
-does not exist any more. All runs use a copy of the tree.
+``mutants.toml`` lists the changes, which are called mutants. Each guarantee of docs/concepts/checkpoints.md has
+mutants. So has each row of the table in docs/architecture.md that says what happens when a part dies. Further mutants
+are changes that no test noticed in the past. It is an error if no test notices a mutant, or if the code to change does
+not exist any more. All runs use a copy of the tree.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests import rewrite
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 LIMIT_S = 300.0
-"""The time limit for the tests of one mutant, seconds; a mutant with which the tests take longer counts as noticed."""
+"""The time limit for the tests of one mutant, seconds. A mutant counts as noticed if its tests take longer."""
 NOTICED, GREEN = 1, 0
-"""Exit codes of pytest; any other code means that nothing was tested."""
+"""Exit codes of pytest. Any other code means that nothing was tested."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load(path: Path = LIST) -> list[Mutant]:
 
 
 def copied(folder: Path) -> Path:
-    """Copy the files of the tree that git does not ignore, also files that are not committed; returns the folder."""
+    """Copy the files of the tree that git does not ignore, even if they are not committed. Returns the folder."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -87,7 +87,7 @@ def copied(folder: Path) -> Path:
 
 
 def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, list[str]]:
-    """Run pytest in a copy of the tree; returns its exit code and its last lines."""
+    """Run pytest in a copy of the tree. Returns its exit code and its last lines."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *tests]
     process = subprocess.Popen(
         command,
@@ -108,7 +108,7 @@ def tested(root: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> tuple[
 
 
 def tried(root: Path, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, float]]:
-    """Try mutants; yields each with the problem (empty: a test noticed the mutant) and the time, seconds."""
+    """Try mutants. Yields each with its problem (empty: a test noticed the mutant) and its time, seconds."""
     for mutant in mutants:
         began = time.monotonic()
         try:
@@ -132,7 +132,7 @@ def tried(root: Path, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the mutants whose description has all given words; returns 1 if there is a problem, otherwise 0."""
+    """Try the mutants whose description has all given words. Returns 1 if there is a problem, otherwise 0."""
     parser = argparse.ArgumentParser(description="Break one piece of code at a time and see whether a test notices.")
     parser.add_argument("words", nargs="*", help="only those mutants whose description or function has all these words")
     parser.add_argument("--list", action="store_true", help="say what would be broken")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own."""
+"""A PostgreSQL server for one test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWITCHED_OFF_REASON = "EVERSTEP_TEST_POSTGRES=off"
 
 
 class Postgres:
-    """A server that is made anew; it listens on loopback and on a unix socket."""
+    """A new server, which listens on loopback and on a unix socket."""
 
     def __init__(self) -> None:
         if postgres.programs() is None:
@@ -26,24 +26,24 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """Up to the database's name, over loopback."""
+        """The address over loopback, up to the database's name."""
         return f"postgresql+psycopg://everstep@127.0.0.1:{self.port}/"
 
     def socket_url(self, database: str, password: str) -> str:
-        """Over the unix socket; any password is right."""
+        """Return the address over the unix socket. The server accepts any password."""
         return self._server.url(database, password, port=self.port)
 
     def start(self) -> None:
-        """Start it, for the first time or again."""
+        """Start the server, for the first time or again."""
         settings = " ".join(self._server.settings("127.0.0.1", port=self.port))
         self._pg_ctl("-l", str(self._server.home / "server.log"), "-o", settings, "start")
 
     def kill(self) -> None:
-        """End it without waiting for anybody."""
+        """Stop the server without waiting for its clients."""
         self._pg_ctl("-m", "immediate", "stop")
 
     def remove(self) -> None:
-        """Remove its files and give back its port."""
+        """Remove the server's files and release its port."""
         self._server.remove()
         self._open.close()
 

@@ -1,4 +1,4 @@
-"""Replaces a piece of a function, found by its syntax tree: layout, comments and renamed variables do not matter."""
+"""Replaces a piece of a function, found by its syntax tree. Layout, comments and renamed variables do not matter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAMES = {
     (ast.FunctionDef, "name"),
     (ast.AsyncFunctionDef, "name"),
 }
-"""The fields of a syntax tree that hold a name which somebody may change without changing what the code does."""
+"""The fields of a syntax tree with a name that a person may change without changing what the code does."""
 ENOUGH = 0.5
-"""Share of the names that have to be the same, so that nothing else that has the same form is replaced."""
+"""The share of names that have to be the same, so that no other code of the same form is replaced."""
 
 
 @dataclass
 class Likeness:
-    """A piece of code of the same form as the searched one, and what is called otherwise in it."""
+    """A piece of code with the form of the searched piece, and which names differ in it."""
 
     renamed: dict[str, str] = field(default_factory=dict)
     same: int = 0
@@ -32,11 +32,11 @@ class Likeness:
 
     @property
     def share(self) -> float:
-        """Share of the names that are the same."""
+        """The share of names that are the same."""
         return self.same / self.names if self.names else 1.0
 
     def matches(self, wanted: Any, there: Any) -> bool:
-        """Whether two trees have the same form, and each name of the first one stands for one of the second."""
+        """Return whether two trees have the same form, and each name of the first has one counterpart in the second."""
         if isinstance(wanted, list):
             return isinstance(there, list) and len(wanted) == len(there) and all(map(self.matches, wanted, there))
         if not isinstance(wanted, ast.AST):
@@ -58,7 +58,7 @@ class Likeness:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Gives names that the code has another name for."""
+    """Replaces names by the names that the code uses instead."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self.names = names
@@ -71,7 +71,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def file_of(qualified: str, root: Path) -> tuple[Path, list[str]]:
-    """The file of a qualified name, and the names within it, outermost first.
+    """Return the file of a qualified name, and the names within the file, outermost first.
 
     Raises:
         ValueError: there is no such module.
@@ -85,7 +85,7 @@ def file_of(qualified: str, root: Path) -> tuple[Path, list[str]]:
 
 
 def scope(tree: ast.Module, names: list[str]) -> ast.AST:
-    """The function, class or variable of a qualified name; what is around it, where it was renamed."""
+    """Return the function, class or variable of a qualified name. If it was renamed, return the scope around it."""
     around: ast.AST = tree
     for name in names:
         inner = [node for node in ast.iter_child_nodes(around) if name in _defined(node)]
@@ -96,12 +96,12 @@ def scope(tree: ast.Module, names: list[str]) -> ast.AST:
 
 
 def rewritten(source: str, names: list[str], find: str, put: str) -> str:
-    """The source with the one piece of this form replaced, in the function, class or variable of this name.
+    """Return the source after replacing the one piece of this form, in the function, class or variable of this name.
 
-    Where it is not there, the piece with the same names elsewhere in the file is meant.
+    If the piece is not there, the piece with exactly these names elsewhere in the file is replaced.
 
     Raises:
-        ValueError: it is not there, or several pieces are equally like it.
+        ValueError: the piece is not there, or several pieces are equally similar to it.
     """
     tree = ast.parse(source)
     wanted, instead = ast.parse(find).body, ast.parse(put).body
@@ -109,7 +109,7 @@ def rewritten(source: str, names: list[str], find: str, put: str) -> str:
     pieces = _expressions if as_expression else _statements
     form: Any = wanted[0].value if as_expression else wanted  # type: ignore[attr-defined]
     likest = _likest(pieces(scope(tree, names), len(wanted)), form, ENOUGH)
-    if not likest:  # it may be in a function of its own by now
+    if not likest:  # the piece may be in a separate function by now
         likest = _likest(pieces(tree, len(wanted)), form, 1.0)
     if len(likest) != 1:
         raise ValueError(f"{'.'.join(names)} has {len(likest)} pieces like {find!r}")
@@ -120,7 +120,7 @@ def rewritten(source: str, names: list[str], find: str, put: str) -> str:
 
 
 def _likest(pieces: Iterator[Piece], form: Any, enough: float) -> list[tuple[Likeness, Piece]]:
-    """The pieces of the same form that have most of the names, at least so large a share of them."""
+    """Return the pieces of the same form with the largest share of equal names, which must be at least ``enough``."""
     found: list[tuple[Likeness, Piece]] = []
     for piece in pieces:
         like = Likeness()
@@ -132,17 +132,17 @@ def _likest(pieces: Iterator[Piece], form: Any, enough: float) -> list[tuple[Lik
 
 @dataclass(frozen=True)
 class Piece:
-    """Statements that follow each other, or an expression, and where in the tree they stand."""
+    """Consecutive statements or an expression, and their place in the tree."""
 
     parent: ast.AST
     name: str
     at: int
-    """Its index in the list that the parent's field is; -1: the field holds it alone."""
+    """Its index in the list that is the parent's field; -1: it is the field's only value."""
     count: int
     code: Any
 
     def replace(self, nodes: list[Any]) -> None:
-        """Puts other nodes there."""
+        """Replace the piece by other nodes."""
         if self.at < 0:
             setattr(self.parent, self.name, nodes[0])
         else:

@@ -1,4 +1,4 @@
-"""Jobs of any size as their machines would tell of them, and what a call costs at two sizes."""
+"""Jobs of any size, as their machines would report them, and what a call costs at two sizes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
 RANKS = 8
-"""Of each machine."""
+"""The number of ranks of each machine."""
 NOW_NS = 10**18
 SMALL, LARGE = 500, 2000
-"""Machines of the two sizes that are compared."""
+"""The two compared sizes, in machines."""
 MOST = 9.0
-"""How often what a call at the small size costs, it may cost at the large one: 4 is linear, 16 quadratic."""
+"""The largest allowed cost at the large size, divided by the cost at the small size: 4 is linear, 16 quadratic."""
 
 
 @cache
 def job(machines: int, pp: int = 4) -> JobSpec:
-    """A job with tp within a machine."""
+    """Return a job whose tp groups are within a machine."""
     return JobSpec(name="large", script="/job.py", machines=machines, ranks_per_machine=RANKS, tp=RANKS, pp=pp)
 
 
 @cache
 def machines_of(count: int) -> list[Machine]:
-    """Machines with names of one length, in racks of 16."""
+    """Return machines whose names have the same length, in racks of 16."""
     return [
         Machine(name=f"machine-{n:04d}", address=f"10.0.{n // 250}.{n % 250}:7070", domain=f"rack-{n // 16}")
         for n in range(count)
@@ -36,14 +36,14 @@ def machines_of(count: int) -> list[Machine]:
 
 
 def ranks_of(machine: int) -> range:
-    """Ranks of a machine."""
+    """Return the ranks of a machine."""
     return range(RANKS * machine, RANKS * (machine + 1))
 
 
 def stop_reply(
     machine: int, machines: int, *, raised: bool = False, steps: tuple[int, ...] = (99, 100)
 ) -> pb.StopReply:
-    """What a machine answers to a stop: its ranks' ends, and copies of their states and of a neighbour's."""
+    """Return a machine's answer to a stop: how its ranks ended, and the copies of their states and of a neighbour's."""
     neighbour = (machine + 1) % machines
     kinds = [(pb.HeldCheckpoint.OWN, ranks_of(machine)), (pb.HeldCheckpoint.BACKUP, ranks_of(neighbour))]
     return pb.StopReply(
@@ -79,7 +79,7 @@ def stop_reply(
 
 
 def class_of(rank: int) -> pb.Classification:
-    """The class that an agent gives to the end of a rank that raised."""
+    """Return the class that an agent gives to the end of a rank that raised an exception."""
     raised = f"RuntimeError: rank {rank} cannot"
     place = "train.py:120 in main"
     return pb.Classification(
@@ -89,12 +89,12 @@ def class_of(rank: int) -> pb.Classification:
 
 @cache
 def stop_replies(machines: int, *, raised: bool = False) -> dict[str, pb.StopReply]:
-    """What all machines answer to a stop."""
+    """Return the answers of all machines to a stop."""
     return {one.name: stop_reply(index, machines, raised=raised) for index, one in enumerate(machines_of(machines))}
 
 
 def progress_reply(machine: int, *, steps: int = 100, generation: int = 3) -> pb.ProgressReply:
-    """What a machine shows of ranks that step and save."""
+    """Return what a machine shows of ranks that step and save."""
     return pb.ProgressReply(
         time_ns=NOW_NS,
         generation=generation,
@@ -118,7 +118,7 @@ def progress_reply(machine: int, *, steps: int = 100, generation: int = 3) -> pb
 
 
 def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
-    """That a rank ended."""
+    """Return the observation that a rank ended."""
     machine = f"machine-{rank // RANKS:04d}"
     return pb.Observation(
         sequence=rank % RANKS + 1,
@@ -140,15 +140,15 @@ def observation(rank: int, *, code: int, generation: int = 3) -> pb.Observation:
 
 
 def growth(prepare: Callable[[int], Callable[[], object]], *, rounds: int = 10) -> float:
-    """How much more CPU a call takes at the large size than at the small one.
+    """Return the CPU time of a call at the large size, divided by its CPU time at the small size.
 
-    Garbage collections are left out: what they cost goes by all objects that there are.
+    Garbage collections are turned off, since their cost depends on all existing objects.
 
     Args:
-        prepare: Given a number of machines, returns what is to be timed.
-        rounds: How often at most each is timed; the quickest counts, which others on the processor disturb least. Once
-            the ratio is small enough it can only be chance that it is larger. The small one comes after the large one,
-            and finds the processor's caches as full of other things as that does: what fits into them is no measure.
+        prepare: Given a number of machines, returns the call to time.
+        rounds: How often each call is timed at most. The shortest time counts, since other processes disturb it least.
+            Once the ratio is small enough, a larger ratio could only be chance. The call at the small size is timed
+            after the call at the large size, so both find other data in the processor's caches.
     """
     small, large = prepare(SMALL), prepare(LARGE)
     gc.disable()

@@ -1,4 +1,4 @@
-"""Another user of this machine, for tests of what such a one may do."""
+"""Another user of this machine, for tests of what other users may do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOBODY = 65534
 
 
 def needs_another_user() -> None:
-    """Only root may become somebody else."""
+    """Skip the test if it does not run as root, since only root may run code as another user."""
     if os.geteuid():
         pytest.skip("only root may run something as another user")
 
@@ -20,7 +20,7 @@ def needs_another_user() -> None:
 def as_nobody(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the system as another user."""
     needs_another_user()
-    return subprocess.run(  # not with its argument ``user``: that forks, and gRPC's threads do not bear it
+    return subprocess.run(  # without its argument ``user``, which forks: gRPC's threads do not allow that
         ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command],
         cwd="/",
         env={"PATH": os.defpath},
@@ -32,10 +32,10 @@ def as_nobody(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def python_as_nobody(imports: str, program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run Python as another user, who may not read our installation: imports come before.
+    """Run Python as another user, who may not read our installation. So imports run before the change of user.
 
     Args:
-        imports: Lines that run as ourselves.
+        imports: Lines that run as our own user.
         program: Lines that run as the other user.
         arguments: ``sys.argv[1:]`` of both.
         given: Standard input.

@@ -1,4 +1,4 @@
-"""One template for all agents of a test run: fork servers are forked from it, so they need not import torch."""
+"""One template for all agents of a test run. Fork servers are forked from it, so they need not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Template:
             )
 
     def close(self) -> None:
-        """End the template; processes that were forked from it continue."""
+        """End the template. Processes that were forked from it continue."""
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder)
@@ -44,12 +44,12 @@ def socket_in(folder: Path) -> Path:
 
 
 def offer() -> None:
-    """Offer a template to the processes of this test run; the first process that needs the template starts it."""
+    """Offer a template to the processes of this test run. The first process that needs the template starts it."""
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="everstep-test-template-")
 
 
 def shared() -> Path:
-    """Return the socket of the test run's template; starts the template at the first call."""
+    """Return the socket of the test run's template. The first call starts the template."""
     folder = Path(os.environ[FOLDER])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -62,17 +62,17 @@ def shared() -> Path:
 
 
 def shared_pid() -> int:
-    """Return the process id of the test run's template; starts the template at the first call."""
+    """Return the process id of the test run's template. The first call starts the template."""
     shared()
     return _process(Path(os.environ[FOLDER])).pid
 
 
 _started: list[Template] = []
-"""The template that this process started, which is kept because its process is a child of this one."""
+"""The template that this process started. It is kept, since the template's process is a child of this process."""
 
 
 def withdraw() -> None:
-    """End the test run's template, if it was started, and remove its folder."""
+    """End the test run's template if it was started, and remove its folder."""
     folder = Path(os.environ.pop(FOLDER))
     if (folder / "process").exists():
         cluster_processes.send(_process(folder), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The house rules that no type checker sees."""
+"""Rules of this repository that no type checker can check."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drills", "console")
 HEAVY = ("torch", "numpy", "pydantic", "grpc", "temporalio", "google.protobuf", "sqlalchemy", "typer", "rich")
 REGISTRIES = ("py|pi.org", "files.python|hosted.org", "proxy.go|lang.org", "sum.go|lang.org", "registry.npm|js.org")
-"""Hosts that no file may name; split, so that this file does not name them either."""
+"""Hosts that no file may name. The names are split, so that this file does not contain them."""
 
 
 def sources(layer: str) -> list[Path]:
@@ -51,7 +51,7 @@ def sources(layer: str) -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The full name of each module that a file imports, also inside functions."""
+    """Yield the full name of each module that a file imports, also within functions."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -68,7 +68,7 @@ def tracked() -> list[Path]:
 
 
 def modules() -> dict[str, Path]:
-    """Every shipped module by its full name."""
+    """Return every shipped module by its full name."""
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for layer in LAYERS
@@ -97,7 +97,7 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_every_error_is_in_one_module() -> None:
-    """Errors that are control flow, or of a program of its own, derive from ``Exception``."""
+    """Errors that control a program's flow, or that belong to a separate program, derive from ``Exception``."""
     names = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, EverstepError)}
     found = [
         f"{name}: {node.name}"
@@ -136,7 +136,7 @@ def test_the_help_imports_nothing_heavy() -> None:
 
 
 def test_workflows_load_no_ledger_no_agent_and_no_torch() -> None:
-    """An activity is one file, which workflows load: what it needs of these it imports where its code runs."""
+    """Workflows load the files of activities. So an activity imports these modules only where its code runs."""
     heavy = ("torch", "numpy", "sqlalchemy", "alembic", "agent.client", "agent.v1.agent_pb2", "activities.tools")
     program = f"import sys, workflows.registry; print(*[name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
@@ -144,7 +144,7 @@ def test_workflows_load_no_ledger_no_agent_and_no_torch() -> None:
 
 
 def test_one_module_makes_consoles_and_text_for_terminals() -> None:
-    """So that nothing from outside is markup: the others take them from ``console/terminal.py``."""
+    """So no text from outside is used as markup. Other modules get consoles and text from ``console/terminal.py``."""
     made = re.compile(r"rich\.(console|text|markup) import (?!RenderableType$)", re.MULTILINE)
     found = [path for path in (ROOT / "console").rglob("*.py") if made.search(path.read_text())]
 
@@ -152,7 +152,7 @@ def test_one_module_makes_consoles_and_text_for_terminals() -> None:
 
 
 def test_no_dependency_owns_one_of_our_names() -> None:
-    """A distribution with a top-level ``agent`` or ``console`` would hide ours, or be hidden."""
+    """A distribution with a top-level ``agent`` or ``console`` would hide ours, or ours would hide it."""
     owners = importlib.metadata.packages_distributions()
     foreign = {layer: [name for name in owners.get(layer, []) if name != "everstep"] for layer in LAYERS}
     assert not {layer: names for layer, names in foreign.items() if names}
@@ -169,7 +169,7 @@ NOT_IMPORTED = {
 
 
 ELSEWHERE = {"lightning", "transformers", "wandb"}
-"""Imported where a script uses them; the tests of that have an environment of their own (``make integrations``)."""
+"""These are imported where a script uses them. Their tests have separate environments (``make integrations``)."""
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
@@ -191,7 +191,9 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 def test_every_layer_is_packaged_and_has_its_imports_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert tuple(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == LAYERS
-    assert tuple(project["tool"]["importlinter"]["root_packages"]) == (*LAYERS, "soaks"), "developers have soaks too"
+    assert tuple(project["tool"]["importlinter"]["root_packages"]) == (*LAYERS, "soaks"), (
+        "only developers have soaks, so they are checked but not packaged"
+    )
 
 
 def test_the_grpc_stubs_are_those_of_the_schema(tmp_path: Path) -> None:
@@ -260,12 +262,12 @@ MODELS = sorted(
     key=lambda one: one.__name__,
 )
 CLOSED_ON_PURPOSE = {"order"}
-"""A mesh with an axis that this release does not know is a job that it cannot run."""
+"""A mesh with an axis that this release does not know makes a job that this release cannot run."""
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda one: one.__name__)
 def test_no_message_has_a_closed_list(model: type[BaseModel]) -> None:
-    """A closed list anywhere would make the whole message unreadable for the release before."""
+    """A closed list in any message would make the complete message unreadable for the previous release."""
     holding = (
         *(incident, evidence, finding, hang, slow, eviction, notice, version),
         *(ladder, launch, replay, stage, state_copy),

@@ -1,4 +1,4 @@
-"""The tests that belong to a changed file."""
+"""Which tests belong to a changed file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of mutants is about the code as it is, and a mutant that lives is an error."""
+"""The list of mutants agrees with the current code, and a mutant that no test notices is an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_what_no_test_notices_is_an_error(tmp_path: Path, within: str, find: str
 
     assert tried == mutant
     assert problem in wrong if problem else not wrong
-    assert (tmp_path / "sign.py").read_text() == SIGN, "the next mutant begins with sound code"
+    assert (tmp_path / "sign.py").read_text() == SIGN, (
+        "the mutant was undone, so the next mutant begins with correct code"
+    )
 
 
 CODE = """

@@ -15,7 +15,7 @@ HOST = own_host(31)
 
 @contextlib.asynccontextmanager
 async def serving(agents: Sequence[FakeAgent]) -> AsyncIterator[list[Machine]]:
-    """Serve each agent on its own port; yields the machines m0, m1, …"""
+    """Serve each agent on its own port. Yields the machines m0, m1, …"""
     async with contextlib.AsyncExitStack() as stack:
         for agent in agents:
             await agent.start(f"{HOST}:0")
@@ -25,7 +25,7 @@ async def serving(agents: Sequence[FakeAgent]) -> AsyncIterator[list[Machine]]:
 
 @contextlib.asynccontextmanager
 async def reached(agents: Sequence[FakeAgent]) -> AsyncIterator[tuple[AgentClients, list[Machine]]]:
-    """Serve the agents; yields clients for them, and their machines m0, m1, …"""
+    """Serve the agents. Yields clients for them, and their machines m0, m1, …"""
     pool = AgentClients()
     async with serving(agents) as machines:
         try:

@@ -33,7 +33,7 @@ def test_every_payload_comes_back_with_its_metadata(data: bytes, metadata: dict[
     sent = FIRST.encrypted(payload)
     assert FIRST.decrypted(sent) == payload
     assert len(data) < 4 or data not in sent.data
-    assert FIRST.encrypted(payload).data != sent.data, "no nonce is used twice"
+    assert FIRST.encrypted(payload).data != sent.data, "the same payload is encrypted with a new nonce each time"
 
 
 @pytest.mark.parametrize("size", [10, COMPRESSED_FROM])
@@ -42,7 +42,7 @@ async def test_small_and_large_ones_are_encrypted(size: int) -> None:
     [payload] = await with_keys(FIRST).encode([evidence])
     assert payload.metadata["encoding"] == ENCRYPTED
     assert b"secret" not in payload.SerializeToString()
-    assert len(payload.data) < 20_000, "large ones are compressed first"
+    assert len(payload.data) < 20_000, "a large payload is compressed before it is encrypted"
     assert await with_keys(FIRST).decode([payload], [Evidence]) == [evidence]
 
 

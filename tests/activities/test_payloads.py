@@ -1,4 +1,4 @@
-"""Large inputs and results are compressed on their way through Temporal; small ones are not."""
+"""Large inputs and results are compressed on their way through Temporal, and small ones are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane's computations for 2,000 machines x 8 ranks take time in proportion to their number."""
+"""The control plane's computations take time in proportion to the number of machines, up to 2,000 with 8 ranks each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def case(machines: int) -> IncidentState:
 
 
 def watched(machines: int, code: int | None = None) -> JobView:
-    """A job that steps, or (with a code) of which every rank has ended."""
+    """Return the view of a job that steps. With ``code``, every rank has ended with this exit code."""
     found = JobView(job(machines), machines_of(machines))
     for index, machine in enumerate(machines_of(machines)):
         found.showed(machine.name, progress_reply(index), NOW_NS)

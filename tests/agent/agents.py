@@ -38,15 +38,15 @@ def agent_command(address: str, state: Path, shm: Path, *options: str, machine: 
 
 
 class RunningAgent:
-    """One agent process, which can be killed and started again on the same folders.
+    """One agent process. It can be killed, and started again with the same folders.
 
     Args:
-        folder: Folder for its files.
+        folder: The folder for its files.
         options: More options for its command line.
         security: Token and certificate with which clients connect to it.
         machine: The name of its machine.
         alone: The agent starts its fork servers itself, as in production; otherwise the tests' template forks them.
-        monitor: Settings of its inspections; by default it makes none, because tests keep this computer busy.
+        monitor: Settings of its inspections. By default there are none, because tests keep this computer busy.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunningAgent:
         self.client = AgentClient(self.address, self.security)
 
     def left(self) -> list[str]:
-        """Return the names of everything that jobs have in shared memory."""
+        """Return the names of all files that jobs have in shared memory."""
         return [path.name for path in self.shm.iterdir() if path != self.live]
 
     def command(self) -> list[str]:
@@ -156,7 +156,7 @@ class Job:
         return await self.agent.client.release(request, timeout_s=60)
 
     async def observe(self, count: int, kind: str, after: int = 0) -> list[pb.Observation]:
-        """Wait for the first ``count`` observations of a kind; returns them."""
+        """Wait for the first ``count`` observations of a kind, and return them."""
         found: list[pb.Observation] = []
         async with asyncio.timeout(30):
             stream = self.agent.client.observe(pb.ObserveRequest(after_sequence=after, job=self.name))
@@ -171,7 +171,7 @@ class Job:
         return await self.observe(count, "rank_ended")
 
     async def progress(self, ready: Callable[[pb.ProgressReply], bool]) -> pb.ProgressReply:
-        """Return the first progress reply for which ``ready`` holds."""
+        """Return the first progress reply for which ``ready`` returns true."""
         async with asyncio.timeout(30):
             async for reply in self.agent.client.progress(pb.ProgressRequest(job=self.name, interval_s=0.02)):
                 if ready(reply):
@@ -206,15 +206,15 @@ async def running_agent(
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process exists; a zombie counts, because its parent has not collected it yet."""
+    """Return whether a process exists. A zombie counts, because its parent has not collected it yet."""
     return Path(f"/proc/{pid}").exists()
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait until a condition holds."""
+    """Wait until ``condition`` returns true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s this is still not true: {what}"
         await asyncio.sleep(0.02)
 
 

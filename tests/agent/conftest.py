@@ -1,7 +1,7 @@
-"""One running agent for a whole module, and keys for TLS.
+"""One running agent for each module, and keys for TLS.
 
-The fork servers of the agent are forked from the template of all tests; a module with ``ALONE = True`` has an agent
-that starts them itself.
+The agent's fork servers are forked from the template of all tests. In a module with ``ALONE = True``, the agent starts
+its fork servers itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def agent(
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of its own authority, and a token."""
+    """A folder with a self-signed certificate, and a token."""
     folder = tmp_path_factory.mktemp("keys")
     subprocess.run(
         [

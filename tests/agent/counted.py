@@ -1,4 +1,4 @@
-"""A job whose ranks note their starts, and end when a test wants it."""
+"""A job whose ranks note that they started. Each rank ends when a test wants it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def let_end(job: Job, rank: int) -> None:
 
 
 async def first_pid(job: Job) -> None:
-    """Wait until the first rank of a launch exists; other ranks may not exist yet."""
+    """Wait until the first rank of a launch exists. Other ranks may not exist yet."""
 
     def written() -> bool:
         paths = (job.agent.shm / job.name).glob("report-*-1")

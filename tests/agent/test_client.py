@@ -16,7 +16,7 @@ from tests.activities.spoken import serving
 
 
 class Slow:
-    """A proxy before an agent, which delays the first byte of each connection."""
+    """A proxy in front of an agent. It delays the first byte of each connection."""
 
     def __init__(self, agent: str, delay_s: float) -> None:
         self._host, _, port = agent.rpartition(":")
@@ -56,7 +56,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @contextlib.asynccontextmanager
 async def slow_agent(delay_s: float) -> AsyncIterator[tuple[Slow, int]]:
-    """Run an agent behind a slow proxy on every loopback address; yields the proxy and its port."""
+    """Run an agent behind a slow proxy on every loopback address. Yields the proxy and its port."""
     async with serving([FakeAgent(describe=pb.DescribeReply(machine="m0"))]) as [machine]:
         slow = Slow(machine.address, delay_s)
         server = await asyncio.start_server(slow.serve, "0.0.0.0", 0)
@@ -99,7 +99,9 @@ async def test_machines_that_do_not_answer_delay_no_call_to_others(pool: AgentCl
         calls = [asyncio.create_task(agent.describe(timeout_s=60)) for agent in gone]
         await asyncio.sleep(0)
         assert (await pool.get(f"127.0.0.1:{port}").describe(timeout_s=60)).machine == "m0"
-        assert not any(call.done() for call in calls), "the call succeeded before the others timed out"
+        assert not any(call.done() for call in calls), (
+            "all calls to silent machines still wait when the call to the live agent ends"
+        )
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

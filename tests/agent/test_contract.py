@@ -1,4 +1,4 @@
-"""What a caller of an agent can rely on: one list, for a real agent's process and for a fake one."""
+"""What a caller of an agent can rely on. The same tests run with a real agent process and with a fake agent."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tests.agent.agents import RunningAgent, running_agent
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Ask = Callable[[AgentClient, str], Any]
-"""One call of an agent, for a job of a name."""
+"""A call of an agent, with the name of a job."""
 
 
 class Subject(ABC):
-    """An agent of a machine ``m1`` with no job, and what befalls it."""
+    """An agent of machine ``m1`` without a job, and what can happen to it."""
 
     def __init__(self, client: AgentClient) -> None:
         self.client = client
 
     @abstractmethod
     async def restart(self) -> None:
-        """It is killed, begins again on the same port, and tells that it began."""
+        """Kill the agent and start it again on the same port. It reports that it started."""
 
     @abstractmethod
     def hanging(self) -> contextlib.AbstractContextManager[None]:
-        """It does not answer Describe."""
+        """Make the agent leave Describe without an answer."""
 
 
 class RealSubject(Subject):
@@ -85,7 +85,7 @@ class FakeSubject(Subject):
 
 
 async def _answers(client: AgentClient) -> None:
-    """Wait until a connection is there again."""
+    """Wait until the client is connected again."""
     while True:
         with contextlib.suppress(AgentUnreachable):
             await client.describe(timeout_s=2)
@@ -115,7 +115,7 @@ async def first(stream: AsyncIterator[Any], count: int) -> list[Any]:
 
 
 async def told(client: AgentClient, count: int, after: int = 0, job: str = "") -> list[pb.Observation]:
-    """What is told at once, which are so many observations and no more."""
+    """Return the observations that are reported at once. There must be exactly ``count`` of them."""
     stream = client.observe(pb.ObserveRequest(after_sequence=after, job=job))
     found = await first(stream, count)
     with contextlib.suppress(TimeoutError):
@@ -212,7 +212,7 @@ async def test_nothing_is_held_or_given_back_of_an_unknown_job(subject: Subject,
 
 
 async def test_tests_that_are_asked_for_are_told_one_after_the_other(subject: Subject, job: str) -> None:
-    """And what cannot be run is refused: a name that is no test's or no job's, a setting that there is not."""
+    """A test that cannot be run is refused: an unknown name of a test or job, or an unknown setting."""
     quick = '{"mb": 1.1, "seconds": 0.001}'
     asked = pb.DiagnoseRequest(request_id=job, tests=[pb.TestToRun(name="memory", settings=quick)])
     async with asyncio.timeout(60):
@@ -241,7 +241,7 @@ async def test_progress_without_ranks_is_repeated(subject: Subject, job: str) ->
 async def test_observations_are_told_from_a_number_on_and_live_until_they_are_acknowledged(
     subject: Subject, job: str
 ) -> None:
-    """A stream ends when the agent does, and the next one goes on after the number that was heard."""
+    """A stream ends when its agent ends. The next stream continues after the last received number."""
     client = subject.client
     [began] = await told(client, 1, job=job)
     assert began.WhichOneof("what") == "agent_started"
@@ -257,11 +257,13 @@ async def test_observations_are_told_from_a_number_on_and_live_until_they_are_ac
     assert again.sequence > began.sequence
     assert again.WhichOneof("what") == "agent_started"
     assert await told(client, 2) == [began, again]
-    assert await told(client, 2, after=again.sequence + 10**6) == [began, again], "a number that it never gave"
+    assert await told(client, 2, after=again.sequence + 10**6) == [began, again], (
+        "the agent never used such a high number, so it sends everything"
+    )
 
     for _ in range(2):
         await client.acknowledge(pb.AcknowledgeRequest(up_to_sequence=again.sequence, job=job))
-        await told(client, 2)  # they are not of that job
+        await told(client, 2)  # these observations belong to no job, so they stay
     for _ in range(2):
         await client.acknowledge(pb.AcknowledgeRequest(up_to_sequence=began.sequence, job=OF_NO_JOB))
         assert await told(client, 1) == [again]

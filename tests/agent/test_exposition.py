@@ -1,3 +1,5 @@
+"""The metrics of an agent in the text format of Prometheus."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a fake agent answers beside what every agent does."""
+"""What a fake agent does in addition to the contract of all agents."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_call_that_never_gets_an_answer_waits_for_another_one() -> None:
         with pytest.raises(AgentUnreachable):
             await client.stop(STOP, timeout_s=0.1)
         waiting = asyncio.create_task(client.stop(pb.StopRequest(request_id="1", job="gpt")))
-        while agent.open("stop") != 1:  # noqa: ASYNC110 - nobody tells us
+        while agent.open("stop") != 1:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         agent.answer(stop=pb.StopReply(disk_asked=2))
         assert (await waiting).disk_asked == 2
@@ -93,7 +93,7 @@ async def test_it_is_gone_when_it_is_stopped_and_back_where_it_was() -> None:
         assert agent.address == address
         reply = pb.StopReply()
         while reply.disk_asked != 3:
-            with contextlib.suppress(AgentUnreachable):  # until the connection is tried again
+            with contextlib.suppress(AgentUnreachable):  # the client tries to connect again after a while
                 reply = await client.stop(STOP, timeout_s=5)
 
 
@@ -123,7 +123,7 @@ async def test_a_stream_stays_open_where_it_is_told_to_and_is_counted() -> None:
         assert (await anext(stream)).generation == 1
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.1)
-        while agent.open("progress"):  # noqa: ASYNC110 - nobody tells us
+        while agent.open("progress"):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
@@ -143,7 +143,7 @@ async def test_a_repeated_request_id_gets_the_first_reply_until_the_job_is_over(
     ) as (agent, client):
         same, release = pb.StopRequest(request_id="1", job="gpt"), pb.ReleaseRequest(request_id="2", job="gpt")
         assert [(await client.stop(same)).disk_asked for _ in range(2)] == [1, 1]
-        assert (await client.stop(STOP)).disk_asked == 2, "it has none"
+        assert (await client.stop(STOP)).disk_asked == 2, "STOP has no request id, so it is executed again"
         assert [(await client.release(release)).bytes_freed for _ in range(2)] == [3, 3]
         assert (await client.stop(same)).disk_asked == 4
         assert len(agent.asked("stop")) == 4

@@ -1,4 +1,4 @@
-"""The folders that an agent accepts; other users can neither read them nor plant files there."""
+"""The folders that an agent accepts. Other users can neither read them nor put files there."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_files_of_another_user_in_the_folder_are_refused(tmp_path: Path, taken: 
     taken.chmod(0o777)
     name = {"state": "observations.new", "shm": "job-report-0-1.new"}[kind]
     assert as_nobody("/bin/ln", "-s", str(victim), str(taken / name)).returncode == 0
-    taken.chmod(0o700)  # too late: the link exists
+    taken.chmod(0o700)  # this comes too late, since the link already exists
     own = tmp_path / "own"
     said = refusal(tmp_path, taken) if kind == "shm" else refusal(tmp_path, own, state=taken)
     assert f"{taken / name} is a link" in said
@@ -132,7 +132,7 @@ async def test_a_folder_that_others_could_read_is_made_private_and_used(tmp_path
 async def test_a_shared_memory_folder_that_another_user_made_later_is_refused(tmp_path: Path) -> None:
     needs_another_user()
     async with running_agent(tmp_path) as agent:
-        shutil.rmtree(agent.shm)  # as some systems do when the user logs out
+        shutil.rmtree(agent.shm)  # some systems do this when the user logs out
         assert as_nobody("/bin/mkdir", "-m", "0777", str(agent.shm)).returncode == 0
         try:
             job = Job(agent, "import time; time.sleep(600)\n", ranks=1)
@@ -161,7 +161,7 @@ async def test_a_fork_server_serves_only_its_own_user(tmp_path: Path) -> None:
         server = (await job.prepare()).fork_server_pid
         [path] = agent.fork_servers.glob("*.sock")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        # The file system must not refuse, so that only the fork server can.
+        # Make the file system allow the access, so that only the fork server itself can refuse it.
         link = Path("/dev/shm") / f"everstep-test-{uuid.uuid4().hex[:8]}.sock"
         os.link(path, link)
         try:

@@ -1,4 +1,4 @@
-"""Who may talk to an agent, and what an agent refuses to start with."""
+"""Who may use an agent, and with which settings an agent refuses to start."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_half_a_pair_and_missing_files_are_named(keys: Path) -> None:
 
 
 def issued(folder: Path, name: str, days: int) -> tuple[Path, Path]:
-    """A certificate and its key."""
+    """Return a certificate and its key."""
     cert, key = folder / f"{name}.crt", folder / f"{name}.key"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", str(days), "-subj", "/CN=m1"]
     named = ["-addext", f"subjectAltName=IP:{HOST}"]

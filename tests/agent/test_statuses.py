@@ -1,4 +1,4 @@
-"""The conversion of errors to gRPC statuses and back."""
+"""Errors become gRPC statuses, and statuses become errors again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMES_BACK = {
     errors.NoSuchJob: errors.ConfigError,
     errors.NoSuchFolder: errors.ConfigError,
 }
-"""Error of an agent → the error that the control plane gets; all others become ``AgentError``."""
+"""Error of an agent → the error that the control plane gets. All other errors become ``AgentError``."""
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda one: one.__name__)

@@ -1,4 +1,4 @@
-"""Agent and fork server are killed; ranks are never lost, doubled or forgotten."""
+"""An agent and a fork server are killed. No rank is lost, doubled or forgotten."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ async def test_an_agent_killed_in_the_middle_of_a_launch(agent: RunningAgent) ->
     with pytest.raises(AgentUnreachable):
         await launch
     await agent.start()
-    reply = await job.launch()  # as an activity's next attempt does
+    reply = await job.launch()  # an activity's next attempt repeats the launch like this
     await job.entered()
-    await until(lambda: all(entries(job).values()), "all entered")
+    await until(lambda: all(entries(job).values()), "all ranks are in the script")
     assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
     assert len(reply.ranks) == 12
     await job.release()
@@ -104,16 +104,16 @@ async def test_a_fork_server_that_is_silent_while_the_agent_restarts_keeps_its_r
     os.kill(server, signal.SIGSTOP)
     try:
         await agent.start()
-        assert await fork_server(agent, job) == 0, "it did not answer yet"
+        assert await fork_server(agent, job) == 0, "the fork server is suspended, so the agent does not know it yet"
     finally:
         os.kill(server, signal.SIGCONT)
-    while await fork_server(agent, job) != server:  # noqa: ASYNC110 - nobody tells us
+    while await fork_server(agent, job) != server:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     await asyncio.sleep(2.5)  # a forgotten server looks for its socket every 2 s, and ends with its ranks
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
     exited = (await job.exits(1))[0].rank_ended
-    assert (exited.rank, exited.exit.value) == (0, 5), "its exits are heard again"
+    assert (exited.rank, exited.exit.value) == (0, 5), "the agent gets exits from the fork server again"
 
 
 async def test_a_fork_server_without_its_ready_file_keeps_its_ranks(agent: RunningAgent, job: Job) -> None:
@@ -122,7 +122,7 @@ async def test_a_fork_server_without_its_ready_file_keeps_its_ranks(agent: Runni
     await job.entered()
     agent.kill()
     for path in agent.fork_servers.glob("*.ready"):
-        path.unlink()  # as after an update from an agent that knew no such file
+        path.unlink()  # an agent of an older release made no such file
     await agent.start()
     await asyncio.sleep(2.5)
     assert await fork_server(agent, job) == server
@@ -167,7 +167,7 @@ async def test_shared_memory_of_forgotten_jobs_is_swept(agent: RunningAgent) -> 
 
 async def test_what_a_full_memory_cut_short_does_not_hold_up_the_end(agent: RunningAgent, job: Job) -> None:
     await job.launch()
-    unfinished = agent.shm / job.name / "report-0-2.new"  # the next launch found no room for it
+    unfinished = agent.shm / job.name / "report-0-2.new"  # the next launch found no room for this file
     unfinished.write_bytes(b"")
     await job.stop()
     await job.release()
@@ -202,7 +202,7 @@ async def test_the_end_of_a_rank_is_told_though_its_number_was_given_away(agent:
         assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN)
         assert all(alive(launched.ranks[rank].pid) for rank in (0, 2))
         await job.stop()
-        assert stranger.poll() is None, "it has nothing to do with the job"
+        assert stranger.poll() is None, "the process with the reused pid belongs to no job, so it must not be killed"
 
 
 async def test_nothing_is_looked_for_that_ran_before_the_machine_was_started_anew(
@@ -217,7 +217,7 @@ async def test_nothing_is_looked_for_that_ran_before_the_machine_was_started_ane
     with a_stranger() as stranger:
 
         def another_boot(record: dict[str, Any]) -> None:
-            """Numbers and start times may be the same again."""
+            """After a reboot, pids and start times may be the same as before."""
             pid, ticks = stranger.pid, start_ticks(stranger.pid)
             record["boot"] = "another"
             record["fork_server_pid"], record["fork_server_ticks"] = pid, ticks
@@ -246,6 +246,6 @@ def a_stranger() -> Iterator[subprocess.Popen[bytes]]:
 def change_record(agent: RunningAgent, job: Job, change: Callable[[dict[str, Any]], None]) -> None:
     path = agent.shm / "_agent" / "jobs" / f"{job.name}.json"
     record = json.loads(path.read_text())
-    record["revision"] += 1000  # of this copy and the one on disk the later one counts
+    record["revision"] += 1000  # the copy with the higher revision counts: this one, and not the one on disk
     change(record)
     path.write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""The arithmetic of blocks of steps that are measured in turn, with and without everstep."""
+"""The arithmetic of measured blocks of steps. Blocks with and without everstep take turns."""
 
 from __future__ import annotations
 

@@ -55,12 +55,13 @@ def test_first_saves_have_rows_and_lines_of_their_own() -> None:
 
 
 def test_throughput_is_compared_between_neighbouring_blocks() -> None:
-    # The machine is slow in a quarter of the steps, in more of those with saves; each of these costs half a percent.
+    # The machine is slow in a quarter of the steps, and in half of the steps with saves. Each save costs half a
+    # percent.
     with_s, without_s = [[1.005, 1.005, 1.6, 1.6]] * 10, [[1.0, 1.0, 1.0, 1.6]] * 10
     best, every = Case(1, 64, True, with_s=with_s, without_s=without_s).rows()
     assert best.ours == pytest.approx(1 / 1.005) and best.peer == 1.0 and best.met
     assert every.ours == pytest.approx(4 / 5.21) and every.peer == pytest.approx(4 / 4.6)
-    assert every.met is False, "the mean is held to the aim as well"
+    assert every.met is False, "the mean must reach the aim, too"
     missed, _ = Case(1, 64, True, with_s=[[1.02]] * 4, without_s=[[1.0]] * 4).rows()
     assert missed.met is False
 
@@ -72,7 +73,7 @@ def test_the_aim_needs_a_core_to_spare_and_a_failed_case_has_no_figures() -> Non
     assert "no room" in failed.note()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of forks where there are threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions of Python warn of a fork with threads
 class TestForks:
     def test_a_call_runs_in_another_process(self) -> None:
         assert forks.call(os.getpid) != os.getpid()

@@ -1,4 +1,4 @@
-"""Environments of the peers, and what is told of a peer that does not run."""
+"""Environments of the peers, and what is reported of a peer that does not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.torchrun import PeerFailed, last_words
 
 
 def wheel(folder: Path, version: str) -> str:
-    """A package of one module."""
+    """Make a package of one module."""
     path = folder / f"peer-{version}-py3-none-any.whl"
     info = f"peer-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as file:

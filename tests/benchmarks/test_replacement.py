@@ -1,4 +1,4 @@
-"""Replaced machines: how measured times are weighted, and when all ranks count as stepping again."""
+"""Benchmarks of replaced machines: how measured times are weighted, and when all ranks count as stepping again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def test_losses_are_weighted_as_in_figure_12() -> None:
     assert weighted({1: 0.0, 2: 0.0, 3: 100.0}) == pytest.approx(1.0), "a loss of many machines has a weight of 1 %"
     one = weighted({1: 1.0, 2: 0.0, 3: 0.0})
     assert one is not None
-    assert 0.99 * 0.92 < one < 0.99 * 0.94, "128 machines and 128 * 127 / 2 pairs, at a rate of 0.0012 per day"
+    assert 0.99 * 0.92 < one < 0.99 * 0.94, (
+        "each of 128 machines fails with a rate of 0.0012 per day, and there are 128 * 127 / 2 pairs"
+    )
     assert weighted({1: 2.0, 3: 2.0}) is None
 
 
@@ -35,7 +37,9 @@ def test_ranks_step_again_once_new_processes_of_all_have_stepped(tmp_path: Path)
     (tmp_path / "0-0").write_text("started 1\nstep 2\nstep 12\nstarted 20\nimported 21\n")
     (tmp_path / "1-0").write_text("started 1\nstep 2\nstarted 19\nimported 21\nstep 23\nstep 24\n")
     assert all_stepped(tmp_path, 2, 0) == 2
-    assert all_stepped(tmp_path, 2, 10) == 0, "the new process of rank 0 has not stepped; step 12 is of the old one"
+    assert all_stepped(tmp_path, 2, 10) == 0, (
+        "step 12 is of the old process of rank 0, and its new process has not stepped"
+    )
     with (tmp_path / "0-0").open("a") as file:
         file.write("step 25\n")
     assert all_stepped(tmp_path, 2, 10) == 25

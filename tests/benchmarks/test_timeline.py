@@ -1,4 +1,4 @@
-"""The parts of a recovery: contiguous, nothing left out, nothing counted twice."""
+"""The parts of a recovery follow each other. No time is left out or counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of an update, and which measurement is compared with which target."""
+"""The parts of an update's time, and which measurement is compared with which target."""
 
 from __future__ import annotations
 

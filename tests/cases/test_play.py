@@ -1,4 +1,4 @@
-"""Every case, played in simulated time: the course of the recovery is the one that the case expects."""
+"""Every case is played in simulated time. Its recovery must take the course that the case expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated Temporal and a real server run the same workflow, and the same happens on both."""
+"""The same workflow runs on the simulated Temporal and on a real server, with the same results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_S = 600.0
 
 
 class Echo(Activity[str]):
-    """Returns a text, fails, or does not end."""
+    """An activity that returns a text, fails, or does not end."""
 
     name = "Echo in a test"
     text: str
@@ -40,7 +40,7 @@ class Echo(Activity[str]):
 
 @workflow.defn(name="Child in a test")
 class Child:
-    """Waits for a signal and reports it to its parent."""
+    """Waits for a signal, and reports it to its parent."""
 
     def __init__(self) -> None:
         self.word = ""
@@ -102,7 +102,7 @@ class Parent:
         found.append(await child)
         try:
             await workflow.get_external_workflow_handle("nobody").signal("seen", "x")
-        except Exception:  # the two servers have different messages
+        except Exception:  # the messages of the two servers differ
             found.append("no such workflow")
         return [*found, *self.seen_words]
 
@@ -168,7 +168,7 @@ async def test_a_real_server(temporal: Client) -> None:
     ):
         handle = await temporal.start_workflow(Parent.run, [], id=uuid.uuid4().hex, task_queue=queue)
         latest = temporal.get_workflow_handle(handle.id)
-        while (await latest.describe()).run_id == handle.first_execution_run_id:  # noqa: ASYNC110 - it continues as new
+        while (await latest.describe()).run_id == handle.first_execution_run_id:  # noqa: ASYNC110 - wait for continue-as-new
             await asyncio.sleep(0.02)
         assert await latest.execute_update("add", "a") == 1
         for refused in ("", "fail"):

@@ -1,4 +1,4 @@
-"""The command line: every command is there, explains itself, and errors have a code and no traceback."""
+"""The command line: every command exists and has a help text, and errors have an exit code and no traceback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from console import main
 shown = {}
 for name in main.COMMANDS:
     reading, writing = os.pipe()
-    if not (pid := os.fork()):  # a process of its own, which has not imported what another command needs
+    if not (pid := os.fork()):  # a separate process, without the imports of other commands
         os.dup2(writing, 1)
         os.dup2(writing, 2)
         code = main.run([name, "--help"])

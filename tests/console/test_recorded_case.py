@@ -1,4 +1,4 @@
-"""``everstep policy record``: the case of an incident in the ledger can be read and played."""
+"""``everstep policy record`` writes the case of an incident in the ledger. The case can be read and played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines of a deployed cluster: what a file may say, and what becomes of it."""
+"""The machines of a deployed cluster: what an inventory may contain, and how commands use it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_inventory_without_a_temporal_server_is_refused(
 
 
 class NoJobs(Control):
-    """A connection to a deployed cluster on which nothing runs, or whose pool says more."""
+    """A connection to a deployed cluster. Nothing runs on it, unless its pool and ``running`` say otherwise."""
 
     def __init__(self, inventory: Inventory | None, pool: PoolState | None = None, running: Sequence[str] = ()) -> None:
         super().__init__(cast(Any, self), None, inventory)
@@ -143,7 +143,7 @@ async def test_a_job_gets_machines_of_the_inventory(tmp_path: Path) -> None:
 
 
 def pool_of(**places: str) -> PoolState:
-    """The pool of the machines of GOOD; ``gpu_1="active bert"``."""
+    """The pool of the machines of ``GOOD``. For example, ``gpu_1="active bert"`` gives gpu-1 to the job bert."""
     state = PoolState(known=True)
     for name, said in places.items():
         place, _, job = said.partition(" ")
@@ -159,6 +159,7 @@ async def chosen(tmp_path: Path, pool: PoolState, machines: int = 2, running: Se
 
 
 async def test_a_job_gets_no_machine_that_an_operator_takes_out_of_its_run_before(tmp_path: Path) -> None:
+    """An operator evicted gpu-0 from the earlier run of this job."""
     pool = pool_of(gpu_0="active gpt", gpu_1="active gpt", spare_1="free")
     wanted_out = {"wanted_out": True, "by": "ada", "why": "a loud fan"}
     pool.machines["gpu-0"] = pool.machines["gpu-0"].model_copy(update=wanted_out)
@@ -183,7 +184,7 @@ async def test_a_job_gets_no_machine_that_another_one_has(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=wanted):
         await chosen(tmp_path, pool)
     assert await chosen(tmp_path, pool, machines=1) == ["gpu-1"]
-    assert await chosen(tmp_path, pool, running=()) == ["gpu-0", "gpu-1"], "that job is over"
+    assert await chosen(tmp_path, pool, running=()) == ["gpu-0", "gpu-1"], "job bert is over, so its machine is free"
 
 
 async def test_machines_out_of_use_are_passed_over_and_a_former_standby_is_a_machine_like_others(
@@ -194,6 +195,7 @@ async def test_machines_out_of_use_are_passed_over_and_a_former_standby_is_a_mac
 
 
 async def test_machines_are_asked_who_they_are() -> None:
+    """Each agent must have the name that the inventory gives to its address."""
     agents = [FakeAgent(describe=pb.DescribeReply(machine=name)) for name in ("gpu-0", "gpu-9")]
     pool = AgentClients()
     async with serving(agents) as machines:

@@ -1,4 +1,4 @@
-"""A notice outlives the worker that began to deliver it: real worker processes, killed between two tries."""
+"""A notice is delivered even if its worker is killed between two attempts. The workers are real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.activities.notices.http_receiver import says, serving
 
 @contextmanager
 def worker(client: Client, folder: Path, queue: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``everstep worker --notices``, killed at the end if it still runs."""
+    """Run ``everstep worker --notices``, and kill it at the end if it still runs."""
     env = os.environ | {
         "TEMPORAL_ADDRESS": client.service_client.config.target_host,
         "TEMPORAL_NAMESPACE": client.namespace,
@@ -54,7 +54,7 @@ async def test_a_worker_that_is_killed_between_two_tries_loses_no_notice(tempora
             result_type=NoticeResult,
         )
         with worker(temporal, tmp_path, queue) as first:
-            while len(pager.bodies) < 2:  # noqa: ASYNC110 - nobody tells us
+            while len(pager.bodies) < 2:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
             os.kill(first.pid, signal.SIGKILL)
             first.wait()

@@ -1,4 +1,4 @@
-"""The message that an operator gets when a workflow refuses an update."""
+"""The message for an operator when a workflow refuses an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that fail, as a person who follows a job is told of them: once when it begins, once when it is over."""
+"""How failing copies are reported to a person who follows a job: once at the beginning, and once when it is over."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def test_a_problem_is_told_once_however_its_numbers_change_and_once_when_it_is_o
 
 
 def test_what_passes_by_itself_is_not_told() -> None:
+    """A problem that is over within two seconds is not reported."""
     assert told((0.0, [disk("m0", -1, "no backup yet")]), (1.5, [disk("m0", 5)]), (9.0, [disk("m0", 6)])) == []
 
 
 def test_a_restart_forgets_why_but_the_problem_is_not_over() -> None:
+    """A restarted agent reports no problem for a while. The same problem is then not reported again."""
     problem = FULL.format(20, 1)
     lines = told(
         (0.0, [disk("m0", 10, problem)]),
@@ -74,6 +76,7 @@ def test_another_cause_on_the_same_machine_is_told_too() -> None:
 
 
 def test_what_fails_at_the_end_is_left_even_if_it_was_too_short_to_be_told() -> None:
+    """The problem failed for too short a time to be reported before the job ended."""
     tracker = ProblemTracker()
     assert tracker.changes([disk("m0", -1, "full"), disk("m1", -1, "full"), disk("m2", 5)], 0.0) == []
     assert [event.machines for event in tracker.left()] == [("m0", "m1")]
@@ -114,9 +117,11 @@ def test_disk_and_remote_storage_are_told_apart_in_what_an_agent_says() -> None:
 
 
 def test_ranks_that_drift_apart_are_told_with_what_helps() -> None:
+    """The report names the setting that helps."""
+
     def said(steps: int) -> str:
         return problems_of(pb.RankProgress(saved=pb.SavedState(apart=steps)))["steps"]
 
     assert said(12).startswith("ranks drift up to 12 steps apart")
-    assert "slots =" not in said(12), "a file has no more than 8"
+    assert "slots =" not in said(12), "a file has at most 8 slots, so more slots cannot help"
     assert said(5).endswith("communicate more often, or set slots = 7")

@@ -1,4 +1,4 @@
-"""Recordings of machines: what is written is what a simulation reads, and what is wrong is told line by line."""
+"""Recordings of machines: a simulation reads what a command wrote, and each wrong line is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def silent(machine: str = "m1") -> MachineReport:
 
 
 def rounds(tmp_path: Path, *reports: list[MachineReport]) -> list[RecordedEvent]:
-    """What is read of rounds that were a minute apart; each took 2 s."""
+    """Record rounds that begin a minute apart and take 2 s each, and return the events that are read back."""
     recorder, path = MachineRecorder(), tmp_path / "events.jsonl"
     with path.open("w") as file:
         for number, one in enumerate(reports):
@@ -42,7 +42,7 @@ def test_what_machines_say_comes_back(tmp_path: Path) -> None:
     events = rounds(tmp_path, [answered(), answered("m1", findings=[LOST])])
 
     assert [(event.machine, event.findings) for event in events] == [("m0", []), ("m1", [LOST])]
-    assert {event.at_ns for event in events} == {NOW + 2 * S}, "one time for all that were asked together"
+    assert {event.at_ns for event in events} == {NOW + 2 * S}, "all machines of a round get the same time"
 
 
 def test_silence_is_counted_from_the_first_time_that_it_was_asked_in_vain(tmp_path: Path) -> None:

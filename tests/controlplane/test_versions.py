@@ -1,4 +1,4 @@
-"""An update whose folder is on the computer of the person who asks: its snapshot is taken there."""
+"""An update from a folder on the user's own computer. Its snapshot is made there, and not by a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everstep.model.version import JobVersion, UpdateRequest, VersionStatus
 
 
 class Job:
-    """One that runs the first version of a folder."""
+    """A job that runs the first version of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.store = folder / "gpt", VersionStore(str(folder / "versions"))
@@ -62,6 +62,7 @@ def test_a_folder_is_sent_as_what_it_holds(job: Job, tmp_path: Path) -> None:
 
 
 def test_what_is_not_here_workers_look_for(job: Job) -> None:
+    """If the folder or the store is not known here, a worker makes the version."""
     request, note = job.asked(code="/nowhere/at/all")
     assert (request.made, note) == (
         None,

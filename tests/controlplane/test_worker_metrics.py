@@ -1,3 +1,5 @@
+"""The metrics of a worker and of Temporal's SDK: their names, and errors about their addresses."""
+
 from __future__ import annotations
 
 import asyncio

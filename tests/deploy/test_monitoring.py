@@ -1,7 +1,7 @@
-"""What is in deploy/monitoring/ asks for metrics that there are, in PromQL that Prometheus can read.
+"""The files in deploy/monitoring/ ask only for metrics that exist, in PromQL that Prometheus can read.
 
-That agents and workers really serve what the reference names: tests/agent/server/test_metrics.py,
-tests/controlplane/test_worker_metrics.py, and below for the network.
+Other tests check that agents and workers serve the metrics of the reference: tests/agent/server/test_metrics.py,
+tests/controlplane/test_worker_metrics.py, and for the network the last test here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.metric_names import AGENT, INSPECTED, TEMPORAL, WORKER
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 SERVED = AGENT | INSPECTED | WORKER | TEMPORAL
 OF_PROMETHEUS = {"up": {"job", "instance"}}
-"""What Prometheus itself makes of every scrape."""
+"""Metrics that Prometheus itself adds at every scrape."""
 DURATION = re.compile(r"\d+(ms|[smhdwy])")
 
 RULES = [
@@ -39,7 +39,7 @@ DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where an expression is, and the expression, with Grafana's variables filled in."""
+    """Yield the place of each expression, and the expression with values for Grafana's variables."""
     for rule in RULES:
         yield rule["alert"], rule["expr"]
     for panel in DASHBOARD["panels"]:
@@ -48,7 +48,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def selected(expression: str) -> dict[str, set[str]]:
-    """Metric → labels that are asked for, of every selector of an expression."""
+    """Return metric → labels that the selectors of an expression ask for."""
     found: dict[str, set[str]] = {}
 
     def visit(node: Any) -> bool:
@@ -100,7 +100,7 @@ def test_the_dashboard_has_what_grafana_wants() -> None:
         at = panel["gridPos"]
         assert at["x"] >= 0 and at["x"] + at["w"] <= 24
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken, f"{panel['title']} lies on another panel"
+        assert not cells & taken, f"{panel['title']} overlaps another panel"
         taken |= cells
     variables = {one["name"] for one in DASHBOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) - {"__rate_interval"}
@@ -113,7 +113,7 @@ def test_the_dashboard_has_what_grafana_wants() -> None:
 def test_the_network_inspections_measure_what_is_in_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it, and nothing else with these names."""
+    """They measure every such metric of the reference, and no other metric with such a name."""
     link = Link(4, "eth0", statistics=dict.fromkeys(netlink.STATISTICS, 0))
     monkeypatch.setattr(netlink, "links", lambda: {"eth0": link})
     monkeypatch.setattr(netlink, "addresses", dict)

@@ -54,7 +54,7 @@ def test_the_script_of_the_tutorial_compiles() -> None:
 
 
 def job_files() -> list[tuple[str, dict[str, Any]]]:
-    """Return each block of TOML in the docs, with the name of its page."""
+    """Return each block of TOML in the docs, with its page's name."""
     found = [(page, FENCE.findall(page.read_text())) for page in (ROOT / "docs").rglob("*.md")]
     return [
         (page.name, tomllib.loads(text)) for page, blocks in found for language, text in blocks if language == "toml"
@@ -72,7 +72,7 @@ def test_the_tables_that_pages_show_are_valid() -> None:
 
 
 def _unknown(policy: BaseModel, table: dict[str, Any]) -> set[str]:
-    """Check that a table's values are valid; returns the settings that the policy does not have."""
+    """Check that a table's values are valid, and return the settings that the policy does not have."""
     type(policy).model_validate(table)
     names = table.keys() - type(policy).model_fields.keys()
     for name in table.keys() - names:

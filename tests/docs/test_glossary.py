@@ -1,4 +1,4 @@
-"""The words of the glossary: files that it names exist (test_links), and a word that is gone stays away."""
+"""The glossary's words: a word that is gone is not used again. That its files exist is checked in test_links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = ("everstep", "agent", "activities", "workflows", "controlplane", "drill
 
 
 def gone() -> Iterator[tuple[str, str]]:
-    """Each word of the second table, with from where it is gone."""
+    """Yield each word of the second table, with the place from which it is gone."""
     rows = PAGE.read_text().partition("## Words gone")[2].splitlines()
     for row in filter(lambda row: row.startswith("| `"), rows):
         words, _, places = row.strip("|").split("|")
@@ -33,7 +33,7 @@ def tracked(suffix: str) -> list[Path]:
 
 @cache
 def names() -> dict[str, str]:
-    """Every name that the product defines, with a file that does."""
+    """Return every name that the product defines, with a file that defines it."""
     found: dict[str, str] = {}
     for path in tracked(".py"):
         where = path.relative_to(ROOT)
@@ -53,8 +53,10 @@ def _stored(node: ast.AST) -> str | None:
 
 @cache
 def prose() -> dict[str, str]:
-    """The pages that people wrote, without code and without the glossary's own table; the reference says what the code
-    says."""
+    """Return the pages that people wrote, without code and without the glossary's own table.
+
+    The pages of docs/reference are left out, since they repeat texts of the code.
+    """
     made = ROOT / "docs" / "reference"
     pages = [path for path in tracked(".md") if path.is_relative_to(ROOT / "docs") or path.parent == ROOT]
     pages = [page for page in pages if page.parent != made]
@@ -75,7 +77,7 @@ def test_a_word_that_is_gone_stays_away(word: str, place: str) -> None:
 
 
 def _parts(name: str) -> str:
-    """The words of a name, in small letters, each between two underscores."""
+    """Return the words of a name in small letters, each between two underscores."""
     return f"_{'_'.join(re.findall(r'[A-Z]+(?![a-z])|[A-Z]?[a-z]+', name)).lower()}_"
 
 

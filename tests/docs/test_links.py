@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere, and every page is reached from the index."""
+"""Every link between pages has a target, and every page can be reached from the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference are what the tables in the code say."""
+"""The pages of docs/reference repeat what the tables in the code contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCS = FOLDER.parent
 
 def test_every_page_is_as_it_is_made_from_the_code() -> None:
     stale = [name for name, text in text_of_all().items() if (FOLDER / name).read_text() != text]
-    assert stale == [], "run `make docs`"
+    assert stale == [], "these pages are stale, so run `make docs`"
 
 
 def test_there_is_no_other_page() -> None:

@@ -1,4 +1,4 @@
-"""The time-outs of torch that the page about hangs lists are those of the installed torch."""
+"""The page about hangs lists the time-outs of the installed torch."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_the_time_outs_are_those_of_torch_and_of_the_policy() -> None:
     assert seconds_of("everstep, all ranks wait for idle ranks") == policy.hang.idle_floor_s
     assert seconds_of("everstep, nothing is known") == policy.hang.floor_s
     assert seconds_of("a collective of gloo") == default_pg_timeout.total_seconds()
-    if default_pg_nccl_timeout is not None:  # a torch without CUDA does not know it
+    if default_pg_nccl_timeout is not None:  # torch without CUDA does not have it
         assert seconds_of("a collective of NCCL") == default_pg_nccl_timeout.total_seconds()

@@ -1,1 +1,1 @@
-"""Drills as tests. This folder is a package, so that its files share clusters through fixtures with package scope."""
+"""Drills as tests. This folder is a package, so its files can share clusters through fixtures with package scope."""

@@ -1,4 +1,4 @@
-"""Drills on real local clusters: real ranks, real kills."""
+"""Fixtures for drills on real local clusters, with real ranks that are really killed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from drills.runner import References
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 SMALL: dict[str, Any] = {"machines": 2, "ranks_per_machine": 2, "tp": 2, "pp": 1, "at_step": 8, "steps": 24}
-"""Four ranks and some seconds; what a drill shows does not depend on the size."""
+"""A small job with four ranks. What a drill shows does not depend on the job's size."""
 SPREAD: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 2, "pp": 1, "at_step": 10, "steps": 22}
-"""Four machines with tp and dp groups across them, so that each has a peer outside its groups: m0 and m3, m1 and m2."""
+"""Four machines with tp and dp groups on several machines.
+
+So each machine has a peer outside its groups: m0 and m3, m1 and m2.
+"""
 
 LINES = 30
-"""Last lines of each log of the cluster that are shown of a test that failed."""
+"""How many last lines of each log of the cluster are shown for a failed test."""
 FAILED = pytest.StashKey[bool]()
 DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
 class Clusters:
-    """The cluster that all drills of a process of pytest share, and a new one after a drill that failed.
+    """Holds the cluster that all drills of one pytest process share, and makes a new cluster after a failed drill.
 
-    What a failed drill left, e.g. a job that runs on, would fail the next ones too.
+    What a failed drill left, for example a job that still runs, would make the next drills fail, too.
     """
 
     def __init__(self, machines: int = 4, standbys: int = 0) -> None:
@@ -37,13 +40,13 @@ class Clusters:
         self._opened: DrillCluster | None = None
 
     async def get(self) -> DrillCluster:
-        """The cluster, brought up if there is none."""
+        """Return the cluster, and start it if there is none."""
         if self._opened is None:
             self._opened = await DrillCluster(machines=self._machines, standbys=self._standbys, workers=2).__aenter__()
         return self._opened
 
     async def close(self) -> list[str]:
-        """Take the cluster down; returns what was left of it."""
+        """Stop the cluster, and return what was left of it."""
         opened, self._opened = self._opened, None
         if opened is None:
             return []
@@ -53,7 +56,7 @@ class Clusters:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note on a test that it failed, for its fixtures."""
+    """Remember for the fixtures of a test that the test failed."""
     report = yield
     if report.failed:
         item.stash[FAILED] = True
@@ -62,7 +65,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """Holds the cluster of all drills; nothing of it may be left at the end."""
+    """Holds the cluster of all drills. Nothing of the cluster may be left at the end."""
     shared = Clusters()
     yield shared
     assert await shared.close() == []
@@ -70,18 +73,18 @@ async def clusters() -> AsyncIterator[Clusters]:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> AsyncIterator[DrillCluster]:
-    """A cluster on which nothing went wrong so far."""
+    """A cluster on which no drill has failed so far."""
     opened = await clusters.get()
     yield opened
     if request.node.stash.get(FAILED, False):
-        for log in sorted((opened.home / "logs").glob("*.log")):  # nobody can read them later
+        for log in sorted((opened.home / "logs").glob("*.log")):  # the logs are removed with the cluster
             print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-LINES:], sep="\n")
         await clusters.close()
 
 
 @pytest.fixture
 def drill(cluster: DrillCluster, clusters: Clusters) -> DrillOf:
-    """Run a drill of a small job."""
+    """Return a function that runs a drill of a small job."""
 
     async def run(fault: str, **options: Any) -> DrillResult:
         request = drill_request(fault=fault, **(SMALL | options))
@@ -92,7 +95,7 @@ def drill(cluster: DrillCluster, clusters: Clusters) -> DrillOf:
 
 @pytest.fixture
 def recovered() -> Callable[..., None]:
-    """What holds for every fault that one reattempt heals."""
+    """Return a check of what must be true for every fault that one reattempt repairs."""
 
     def check(result: DrillResult, *, lost: int | None = 1) -> None:
         assert result.problems == []
@@ -116,7 +119,7 @@ def recovered() -> Callable[..., None]:
 
 @pytest.fixture
 def spread(drill: DrillOf) -> DrillOf:
-    """Run a drill of a job over four machines."""
+    """Return a function that runs a drill of a job on four machines."""
 
     async def run(fault: str, **options: Any) -> DrillResult:
         return await drill(fault, **(SPREAD | options))
@@ -126,7 +129,7 @@ def spread(drill: DrillOf) -> DrillOf:
 
 @pytest.fixture
 def went_on() -> Callable[..., None]:
-    """What holds when copies of state were lost or damaged and the job went on from others."""
+    """Return a check for drills that lose or damage copies of state: the job must continue from other copies."""
 
     def check(result: DrillResult, restored_from: dict[str, int], *, lost: int, observed: int = 0) -> None:
         assert result.problems == []

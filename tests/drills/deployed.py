@@ -27,7 +27,7 @@ CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
 POLL_S = 0.5
-"""The pause between two ``status`` commands; each command takes a second of CPU time."""
+"""The pause between two ``status`` commands, since each of them takes a second of CPU time."""
 
 
 def blocks(section: str) -> list[str]:
@@ -69,7 +69,7 @@ def over(found: dict[str, Any]) -> bool:
 
 
 def read(path: Path) -> Losses:
-    """Return the last loss of each step; lost steps are computed again, so they have several."""
+    """Return the last loss of each step. Lost steps are computed again, so they have several losses."""
     return {row["step"]: row["loss"] for row in map(json.loads, path.read_text().splitlines())}
 
 
@@ -123,7 +123,7 @@ class Deployed:
         )
 
     def start_job(self, name: str, pace_s: float = 0.5) -> Path:
-        """Start the example on all machines, with steps of ``pace_s`` seconds; returns the file of its losses."""
+        """Start the example on all machines, with steps of ``pace_s`` seconds. Returns the file of its losses."""
         losses, path = self.folder / f"{name}.jsonl", self.folder / f"{name}.toml"
         path.write_text(JOB.replace("LOSSES", str(losses)).replace("PACE", str(pace_s)))
         done = self.everstep("run", str(path), "--name", name, "--detach")
@@ -138,7 +138,7 @@ class Deployed:
         return found
 
     def until(self, job: str, holds: Holds, limit_s: float = 150.0) -> dict[str, Any]:
-        """Repeat ``everstep status`` until ``holds`` is true; a command may fail while the network is broken."""
+        """Repeat ``everstep status`` until ``holds`` is true. A command may fail while the network is broken."""
         found: dict[str, Any] = {}
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -224,7 +224,9 @@ class Deployed:
         command = temporal_server.start_command(
             found[0], port=7233, ui_port=8233, database=self.folder / "temporal.db", namespace="everstep"
         )
-        command[command.index("127.0.0.1")] = "0.0.0.0"  # the server's parts connect over this namespace's loopback
+        command[command.index("127.0.0.1")] = (
+            "0.0.0.0"  # the server's parts connect to each other over this namespace's loopback
+        )
         self._spawn(CONTROL, command, self._clean(), "temporal")
 
     def _await(self) -> None:
@@ -265,7 +267,7 @@ class Deployed:
         return {name: self._path(value, host) for name, value in env.items()}
 
     def _clean(self) -> dict[str, str]:
-        """Return the environment of the test with no settings of everstep and Temporal but the cluster's home."""
+        """Return the test's environment, without all settings of everstep and Temporal except the cluster's home."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERSTEP_", "TEMPORAL_"))}
         return kept | {
             "TEMPORAL_CONFIG_FILE": str(self.folder / "none.toml"),

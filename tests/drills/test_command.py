@@ -1,4 +1,4 @@
-"""The command ``everstep drill`` and the sweep, called as by a script."""
+"""The command ``everstep drill`` and the sweep, called as a script calls them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_impossible_drill_is_refused_at_once(arguments: list[str], code: int,
 
 
 def test_a_fault_that_this_computer_cannot_inject_has_its_own_exit_code(tmp_path: Path) -> None:
-    """Here the programs for the fault are missing, since PATH has none."""
+    """PATH is empty here, so the programs that the fault needs are missing."""
     done = subprocess.run(
         [*EVERSTEP, "drill", "slow-link", "--between", "m0", "m1"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Faults beside the ranks: agents, fork servers, workers and Temporal itself."""
+"""Faults outside the ranks: agents, fork servers, workers and Temporal itself are killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_worker_dies_in_a_stage(
 
 
 async def transactions_are_those_of_the_store(cluster: DrillCluster, workflow_id: str) -> None:
-    """What a sweep goes by: the store of a real server has the whole history, and each task's commands with its end."""
+    """A sweep needs these facts: a real server's store has the whole history, and each task's commands with its end."""
     events = await history(cluster, workflow_id)
     described = await cluster.control.client.get_workflow_handle(workflow_id).describe()
     begins = transactions.begins(cluster.file.database, described.run_id)
@@ -60,7 +60,7 @@ async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, st
 
 @pytest.mark.parametrize("fault", ["kill-agent", pytest.param("kill-forkserver", marks=pytest.mark.wide)])
 async def test_ranks_go_on_without(drill: DrillOf, fault: str) -> None:
-    # Steps long enough for a busy machine to make some while the part is away.
+    # The steps are long enough that a busy machine completes some while the killed part is away.
     result = await drill(fault, machine="m1", steps=30, step_seconds=0.2)
     assert result.problems == []
     assert result.ok and result.fired
@@ -73,9 +73,9 @@ async def test_ranks_go_on_without(drill: DrillOf, fault: str) -> None:
 
 
 async def test_an_agent_dies_in_the_middle_of_a_launch(drill: DrillOf, recovered: Recovered) -> None:
-    """A launch is over some milliseconds after a rank was forked: on a busy computer the kill may come too late."""
+    """A launch ends some milliseconds after a rank was forked. So on a busy computer, the kill may come too late."""
     for _ in range(3):
         result = await drill("kill-agent", machine="m1", during="launch")
         if result.problems != ["the agent was not killed within the launch"]:
-            break  # it was; or something else is wrong too
+            break  # the agent was killed in time, or there is another problem
     recovered(result)

@@ -1,4 +1,7 @@
-"""Damaged copies and full file systems are found and named, and another or older copy is used, never a wrong byte."""
+"""Damaged copies and full file systems are named.
+
+Then the job uses another copy, of the same or an earlier step, and never a wrong byte.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ WentOn = Callable[..., None]
 
 @pytest.fixture
 def room_of_its_own(tmp_path: Path) -> None:
-    """Skip the test if small file systems cannot be mounted; the drill itself would refuse with exit code 3."""
+    """Skip the test if small file systems cannot be mounted here. The drill itself would end with exit code 3."""
     if said := mounts.why_not(tmp_path):
         pytest.skip(said)
 

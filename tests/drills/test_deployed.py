@@ -1,4 +1,4 @@
-"""Three machines with a network of their own, deployed by docs/guides/deploy.md, and what may happen to it."""
+"""Three machines in a separate network, deployed as docs/guides/deploy.md says, and faults that may happen to them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_job_runs_on_machines_that_were_deployed_by_the_book(undisturbed: Loss
 def test_a_link_is_down_and_then_a_machine_is_cut_off_from_the_control_host(
     deployed: Deployed, undisturbed: Losses
 ) -> None:
-    """One job meets both: a job of its own for each would take another quarter of a minute."""
+    """One job has both faults, since a separate job for each would take another 15 s."""
     path = deployed.start_job("both", 0.5)
     deployed.trained(path, 4)
     with deployed.network.link_down("gpu-2"):
@@ -59,7 +59,7 @@ def test_a_link_is_down_and_then_a_machine_is_cut_off_from_the_control_host(
         before = len(read(path))
         time.sleep(4.0)
         while_cut_off = deployed.status("both")
-        assert len(read(path)) > before, "its ranks do not need it"
+        assert len(read(path)) > before, "the ranks do not need the control host"
     found = deployed.until("both", over)
 
     assert while_down["status"] != "running" or "gpu-2" in while_down["silent"], while_down
@@ -67,5 +67,7 @@ def test_a_link_is_down_and_then_a_machine_is_cut_off_from_the_control_host(
     [silent] = [one for one in while_cut_off["machines"] if one["name"] == "gpu-1"]
     assert silent["problem"].startswith(f"the agent at {MACHINES['gpu-1']}:7070 did not answer")
     assert found["status"] == "finished", deployed.logs()
-    assert [one["resolution"] for one in found["incidents"]] == ["reattempt"], "nobody was needed, and once is enough"
+    assert [one["resolution"] for one in found["incidents"]] == ["reattempt"], (
+        "one reattempt was enough, without an operator"
+    )
     assert read(path) == undisturbed

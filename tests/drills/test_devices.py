@@ -17,7 +17,7 @@ from tests.drills.conftest import DrillOf
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package")]
 Recovered = Callable[..., None]
 STEPPING = 52
-"""Enough steps that the job still steps when the machine is found faulty."""
+"""So many steps that the job still steps when the machine is found faulty."""
 KERNEL_LOG = pytest.mark.skipif(not os.access("/dev/kmsg", os.W_OK), reason="/dev/kmsg needs root")
 
 
@@ -30,7 +30,10 @@ def went_on(result: DrillResult, *, incidents: int = 1) -> None:
 
 
 def replaced(result: DrillResult, machine: str = "m1") -> None:
-    """Check that a machine was replaced, and no step was lost: all ranks had ended and saved the same step."""
+    """Check that the machine was replaced and no step was lost.
+
+    Before the ranks were ended, all of them had saved the same step.
+    """
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
     assert (result.evicted, result.losses_match) == ([machine], True)

@@ -1,4 +1,4 @@
-"""Ranks that meet every 25 steps only, one of them three times as fast: a step that all of them can restore remains."""
+"""Ranks meet only every 25 steps, and one is three times as fast: there is always a step that all can restore."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ for step in run.steps(1_000_000, run.checkpoint(count=count)):
         at(run.rank, step).touch()
         while not at(1 - run.rank, step).exists():
             time.sleep(0.01)
-    # Here the other rank waits at the next meeting already, and has thrown away what this one holds.
+    # Here, the other rank already waits at the next meeting, and has removed its copies of the steps that this rank
+    # has.
     if run.rank == 1 and generation == "1" and step % 25 == 12 and (folder / "die").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     count.value += 1
@@ -69,9 +70,9 @@ async def test_it_is_told_and_a_fault_in_the_middle_costs_some_steps_and_not_all
         checkpoint=CheckpointPolicy(backup=backup),
     )
     await cluster.control.start_job(spec, cluster.machines[:2])
-    while True:  # the test's time-out bounds it
+    while True:  # the test's time-out limits this loop
         report = await saved(cluster, job)
-        # So far behind the slowest rank that it must be a step which machines keep together.
+        # The step must be so far behind the slowest rank that the machines have kept it together.
         if report and report.apart and report.own_step and report.own_step < (report.own_newest or 0) - 4:
             break
         await asyncio.sleep(0.2)
@@ -81,12 +82,14 @@ async def test_it_is_told_and_a_fault_in_the_middle_costs_some_steps_and_not_all
     handle = cluster.control.client.get_workflow_handle(incident_workflow_id(job, 1), result_type=IncidentReport)
     while True:
         state = await cluster.control.state(job)
-        if state.incidents and state.incidents[-1].resolution:  # before that its workflow need not have begun
+        if state.incidents and state.incidents[-1].resolution:  # before, the incident's workflow may not have begun
             break
         await asyncio.sleep(0.1)
     result: IncidentReport = await handle.result()
 
     assert result.recovered
-    assert result.resume_step >= report.own_step, "what status called saved, or a later one"
+    assert result.resume_step >= report.own_step, (
+        "the job resumes from the step that status called saved, or from a later one"
+    )
     await cluster.control.stop(job)
     await cluster.control.result(job)

@@ -94,9 +94,9 @@ for step in range(50):
 
 @pytest.fixture
 def run(cluster: DrillCluster, tmp_path: Path) -> Run:
-    """Runs a script as a job of two ranks until the job ends or is parked; a parked job is abandoned.
+    """Runs a script as a job of two ranks until the job ends or is parked. A parked job is abandoned.
 
-    For the script, the file ``shown`` appears once the job has recorded how the script shows its steps.
+    The job creates the file ``shown`` once it has recorded how the script shows its steps. The script can wait for it.
     """
 
     async def until_over(script: str, **policy: dict[str, Any]) -> JobState:
@@ -115,7 +115,7 @@ def run(cluster: DrillCluster, tmp_path: Path) -> Run:
             if state.status == "parked":
                 await cluster.control.answer(state.incidents[-1].id, "abandon", "the test is over")
             await cluster.control.result(name)
-        # The status is from before the job was abandoned; everything else is from after that.
+        # The status was read before the job was abandoned. All other facts are read after that.
         return (await cluster.control.state(name)).model_copy(update={"status": state.status})
 
     return until_over
@@ -176,5 +176,5 @@ async def test_a_script_that_showed_steps_is_confirmed_only_by_steps(run: Run) -
 
     assert (state.status, len(state.lineage)) == ("parked", 4)
     assert [one.resolution for one in state.incidents] == ["abandoned"], (
-        "there was one incident, which did not end by itself"
+        "there was one incident, and it ended only because it was abandoned"
     )

@@ -1,6 +1,6 @@
-"""A machine is lost while the share with the checkpoints hangs: the job waits, or is parked, and begins nothing anew.
+"""A machine is lost while the share with the checkpoints hangs. The job waits or is parked, and repeats nothing.
 
-A manifest that is a FIFO nobody writes to hangs whoever lists the folder, as a dead share does.
+A manifest that is a FIFO without a writer blocks each process that lists the folder, like a dead share.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ for step in run.steps(30, run.checkpoint(count=count)):
 
 
 class Share:
-    """The folder of the job's checkpoints, which both machines have."""
+    """The folder with the job's checkpoints, which both machines use."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class Share:
         os.mkfifo(self.fifo)
 
     def let_go(self) -> None:
-        """It answers, and the ranks go on beyond step 25."""
+        """Let the share answer again, and let the ranks continue after step 25."""
         descriptor = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
         self.fifo.unlink()
         self.fifo.parent.rmdir()
@@ -68,7 +68,7 @@ class Share:
 
 
 async def lose_m1(cluster: DrillCluster, share: Share, **storage: float) -> None:
-    """Start the job, and at step 25, with step 20 on the share, lose m1 with its memory while the share hangs."""
+    """Start the job. At step 25, with step 20 on the share, m1 and its memory are lost while the share hangs."""
     script = share.root / "train.py"
     script.write_text(SCRIPT)
     spec = JobSpec(
@@ -88,7 +88,7 @@ async def lose_m1(cluster: DrillCluster, share: Share, **storage: float) -> None
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process says so; the test's time-out bounds it
+    while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process; the test has a time-out
         await asyncio.sleep(0.05)
 
 
@@ -117,7 +117,7 @@ async def test_the_job_is_parked_and_goes_on_from_the_newer_step_when_an_operato
         assert "step 20 may exist: disk of" in stage.found
         assert "no answer for" in stage.found
         assert stage.to_accept == "from step 0"
-        assert state.generation == 1, "nothing was launched"
+        assert state.generation == 1, "the job was not launched again"
     finally:
         share.let_go()
     await cluster.control.answer(state.incidents[-1].id, "resume", "the share is back")
@@ -135,7 +135,7 @@ async def test_the_job_goes_on_by_itself_when_the_share_answers_in_time(cluster:
     try:
         state = await state_when(cluster, lambda state: state.incidents != [])
         id = state.incidents[-1].id
-        assert state.incidents_so_far == 1, "a run of the name begins without one, whatever was before it"
+        assert state.incidents_so_far == 1, "incidents of earlier runs of the name do not count"
         while True:
             stage = await cluster.control.stage(id)
             if "asked again in" in stage.found:

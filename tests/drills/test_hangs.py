@@ -1,4 +1,4 @@
-"""Hangs: the machine at fault leaves the job, the result is equal bit for bit, and the ledger has the samples."""
+"""Hangs: the machine at fault leaves the job, the result is equal bit for bit, and the ledger keeps the samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DrillOf = Callable[..., Awaitable[DrillResult]]
 
 
 def left(result: DrillResult, *machines: str) -> None:
-    """Check that exactly these machines left the job, after one incident, and the result is right."""
+    """Check that exactly these machines left the job, in one incident, and that the result is right."""
     assert result.problems == []
     assert (result.resolution, result.evicted) == ("eviction", sorted(machines))
     assert [name for name, _ in result.stages][:3] == ["trace", "stop", "evict"]

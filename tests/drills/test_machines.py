@@ -1,4 +1,4 @@
-"""Machines that are lost with all that they held: the job goes on from the backups of others, bit for bit."""
+"""Machines are lost with all their data. The job continues from backups on other machines, with the same bits."""
 
 from __future__ import annotations
 
@@ -72,15 +72,17 @@ async def test_a_peer_that_hangs_slows_nothing_down(spread: DrillOf) -> None:
 
 @pytest.mark.wide
 async def test_a_peer_that_dies_in_the_middle_of_a_backup(spread: DrillOf, went_on: WentOn) -> None:
-    result = await spread("kill-peer", machine="m0", at_step=6)  # it has the backup of rank 3
+    result = await spread("kill-peer", machine="m0", at_step=6)  # m0 has the backup of rank 3
     assert result.problems == []
     assert result.emptied == ["m3"]
-    assert result.steps_promised is not None and result.steps_promised <= 6  # who was behind sends every other step
+    assert (
+        result.steps_promised is not None and result.steps_promised <= 6
+    )  # a rank that was late sends every second step
     went_on(result, {"own memory": 3, "backup": 1}, lost=result.steps_promised)
 
 
 def on_others(result: DrillResult, evicted: list[str]) -> None:
-    """Others have the places of machines that never came back."""
+    """Check that other machines replaced the machines that never came back."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, result.generations) == (True, True, "eviction", 2)
     assert (result.evicted, result.losses_match, result.leaked) == (evicted, True, [])

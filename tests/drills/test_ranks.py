@@ -53,7 +53,7 @@ async def test_a_kill_during_a_save_costs_only_that_step(drill: DrillOf, recover
 
 @pytest.mark.wide
 async def test_a_kill_between_two_steps_of_the_optimizer(drill: DrillOf, recovered: Recovered) -> None:
-    """An optimizer step takes four bodies, and the gradients of the first two are restored from the checkpoint."""
+    """An optimizer step takes four bodies. The gradients of the first two bodies are restored from the checkpoint."""
     script = [str(example("ddp.py")), "--steps", "24", "--accumulate", "4", "--dim", "16"]
     result = await drill("kill-rank", ranks=[2], tp=1, at_step=10, script=script, steps=None)
     recovered(result)
@@ -80,7 +80,7 @@ async def test_after_a_nan_loss_the_job_resumes_from_before_the_nan(drill: Drill
 
 
 async def test_a_machine_that_computes_a_wrong_bit_is_evicted(drill: DrillOf) -> None:
-    """Bitwise alignment finds the machine; the loss cannot show it, since it is a mean over ranks."""
+    """Bitwise alignment finds the machine. The loss is a mean over ranks, so it cannot show which machine is wrong."""
     result = await drill("bitflip", machines=3, ranks_per_machine=1, tp=1, pp=1, machine="m1", at_step=12, steps=40)
     assert result.problems == []
     assert result.ok and result.resolution == "eviction" and result.evicted == ["m1"]
@@ -119,7 +119,7 @@ async def test_an_operator_can_resume_a_parked_job(cluster: DrillCluster) -> Non
     name = cluster.next_name("resumed")
     plan = cluster.home / "drills" / name / "faults.json"
     spec = request.spec(name, {"EVERSTEP_FAULTS": str(plan)})
-    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test covers this rung
+    untested = {"ladder.modes": {Rung.DIAGNOSE: RungMode.OFF}}  # another test covers the rung DIAGNOSE
     spec = spec.model_copy(update={"policy": spec.policy.changed(untested)})
     given = planned(request, spec, plan, cluster)
     given.write()

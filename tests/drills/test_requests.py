@@ -1,3 +1,5 @@
+"""Requests for drills: which options a fault has, which requests are refused, and what a drill expects."""
+
 from __future__ import annotations
 
 import os
@@ -194,7 +196,7 @@ def test_steps_are_handed_on_to_a_script(tmp_path: Path) -> None:
 
 async def test_no_cluster_means_that_nothing_can_be_injected(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.environ.get("EVERSTEP_HOME")
-    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")  # where nobody listens
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")  # no server listens there
     with pytest.raises(CannotInject, match=r"127\.0\.0\.1:1"):
         async with DrillCluster(machines=1, standbys=0, workers=1):
             pass
@@ -224,7 +226,9 @@ def test_a_fault_gets_the_checkpoints_that_it_needs_and_the_users_choice_wins(tm
 def test_what_a_job_deserves_follows_from_fault_and_options() -> None:
     assert drill_request(fault="hang-peer").absorbed
     cut_off = drill_request(fault="cut-off", seconds=20)
-    assert cut_off.absorbed and not cut_off.waits_at_hold, "a job that waits while an agent is silent is an incident"
+    assert cut_off.absorbed and not cut_off.waits_at_hold, (
+        "if the job waited while an agent is silent, that would be an incident"
+    )
     assert cut_off.opening.steps_after > 20 / STEP_S
     assert not drill_request(fault="link-down").absorbed and not drill_request(fault="kill-rank").opening.needs_network
     assert not drill_request(fault="kill-agent", then="kill-rank").absorbed
@@ -285,7 +289,7 @@ def test_what_an_update_deserves(options: dict[str, Any], incidents: int, genera
     check(request)
     assert isinstance(request.opening, UpdateFault)
     assert (request.opening.incidents_due, request.opening.launches_due) == (incidents, generations)
-    assert request.waits_at_hold, "the job must not end before it was updated"
+    assert request.waits_at_hold, "the job must not end before the update"
 
 
 def test_a_reference_changes_the_rate_where_the_record_says(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A soak, in which faults meet each other in every way, is killed and resumed."""
+"""A soak is killed and resumed. In a soak, faults meet each other in every way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
 
 SIZES = ["--machines", "4", "--ranks-per-machine", "1", "--tp", "2", "--pp", "1"]
 QUICK = ["kill-rank", "raise", "kill-during-save", "kill-machine", "kill-agent", "kill-forkserver", "kill-worker"]
-"""Kinds of faults without long waits that need no other cluster."""
+"""Kinds of faults that need neither long waits nor another cluster."""
 ONLY = [text for kind in (*QUICK, "kill-temporal", "flip-bit") for text in ("--only", kind)]
 
 
@@ -77,5 +77,5 @@ def test_a_killed_soak_is_resumed_with_the_remaining_faults(
     assert all(one["steps"][1] == one["steps"][0] + GAP for one in found["episodes"])
     assert list(tmp_path.glob("everstep-drill-*")) == []
     assert ended(soak(tmp_path, "--resume", str(folder))) == found, (
-        "the soak is complete, so resuming it again changes nothing"
+        "a complete soak does not change if it is resumed again"
     )

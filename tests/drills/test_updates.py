@@ -1,7 +1,7 @@
-"""Updates of the code of jobs that run: good ones switch at one step, bad ones are taken back, bit for bit.
+"""The code of running jobs is updated. Good updates switch at one step, bad ones are undone, with the same bits.
 
-Each is asked for by the same signal three times. A run that changes the learning rate by itself, at the step that the
-job's record names, has the same losses.
+Each update is requested by sending the same signal three times. A reference run, which changes the learning rate by
+itself at the step that the job's record names, has the same losses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB: dict[str, Any] = {"steps": 36}
 
 
 def updated(result: DrillResult, resolution: str = "update", *, incidents: int = 1) -> None:
-    """What holds for all of them; the judge has looked at versions and steps."""
+    """Check what must be true for every update; the drill's judge has already checked versions and steps."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution, len(result.incidents)) == (True, True, resolution, incidents)
     assert result.losses_match is True and result.state_match is True
@@ -92,4 +92,4 @@ async def test_what_fails_later_is_taken_back(
     if "fails_after" in how:
         failure = (await cluster.control.state(result.job)).failures[-1]
         assert failure.classification is not None
-        assert re.search(r"/gpt\.py:\d+ in \w+$", failure.classification.place), "where in the user's code"
+        assert re.search(r"/gpt\.py:\d+ in \w+$", failure.classification.place), "the place in the user's code is named"

@@ -1,3 +1,5 @@
+"""The verdict of a drill: which recoveries are correct, and how each problem is named."""
+
 from __future__ import annotations
 
 import struct
@@ -124,7 +126,7 @@ def test_a_killed_agent_must_cause_no_incident() -> None:
     stood = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 109 * SECOND)))
     assert "the job did not step while the part was away" in judge(request, SPEC, stood).problems
     soon = replace(calm, seen=DrillObservations(Absence(105 * SECOND, 105 * SECOND + SECOND // 2)))
-    assert judge(request, SPEC, soon).ok, "the agent was away for less than a step"
+    assert judge(request, SPEC, soon).ok, "the agent was away for less than a step, so no step need be seen meanwhile"
     away = replace(calm, seen=DrillObservations(Absence(101 * SECOND, None)))
     assert "the killed part did not come back in time" in judge(request, SPEC, away).problems
     hurt = replace(calm, incidents=facts().incidents, generations=2)
@@ -220,7 +222,7 @@ def test_the_reason_why_a_fault_could_not_be_injected_is_named() -> None:
 
 def test_ranks_without_a_copied_state_were_restored_from_their_own_memory() -> None:
     moved = [
-        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # an earlier choice, which failed
+        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # this earlier choice failed
         CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
         CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]

@@ -1,4 +1,4 @@
-"""Every machine and every group in turn, and every copy of every rank: ``make drills``. Too long for each change."""
+"""Drills with every machine, group and copy of every rank, for ``make drills``; they take too long for each change."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HYBRID: dict[str, Any] = {
 @pytest.mark.parametrize("kind", ["dp_replicate", "dp_shard", "pair"])
 @pytest.mark.parametrize("index", range(2))
 async def test_each_group_of_a_mesh_of_other_axes_is_lost(drill: DrillOf, kind: str, index: int) -> None:
-    """Hybrid sharding, and groups that are laid over the mesh."""
+    """The job uses hybrid sharding, and has groups over several axes of the mesh."""
     result = await drill("kill-group", kind=kind, index=index, **HYBRID)
     recovered(result)
     assert result.steps_promised == 1

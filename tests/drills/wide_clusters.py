@@ -1,4 +1,4 @@
-"""Two clusters of one user at once, each with its own server and its own workers: ``make drills``."""
+"""Two clusters of one user at the same time. Each has its own server and workers. Run by ``make drills``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = "same"
 
 
 async def run_job(name: str, script: Path) -> set[int]:
-    """Run a job on a cluster; returns the process ids of the workers that executed it."""
+    """Run a job on a cluster. Returns the process ids of the workers that executed it."""
     async with await Control.connect(name, local=True) as control:
         await control.start_job(JobSpec(name=JOB, script=str(script)), control.machines[:1])
         assert (await control.result(JOB)).outcome == "finished"
@@ -41,7 +41,7 @@ async def test_each_cluster_has_its_own_server_and_workers(
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
-    with ThreadPoolExecutor() as threads:  # both at once, as if two people started them
+    with ThreadPoolExecutor() as threads:  # both start at once, as if two people started them
         came = threads.map(lambda name: local.up(name, machines=1, standbys=0, workers=1), NAMES)
         found = dict(zip(NAMES, came, strict=True))
     try:
@@ -51,7 +51,7 @@ async def test_each_cluster_has_its_own_server_and_workers(
             running = local.processes(cluster)
             _, port = ports.split(cluster.temporal_address)
             listening = {one.laddr.port for one in psutil.Process(running["temporal"]).net_connections("tcp")}
-            assert port in listening, f"the server at the address of {name} is its own"
+            assert port in listening, f"the server at the address of {name} belongs to {name}"
             assert await run_job(name, script) == {running["worker-0"]}
     finally:
         for name in NAMES:
@@ -59,7 +59,7 @@ async def test_each_cluster_has_its_own_server_and_workers(
 
 
 def test_two_people_start_clusters_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clusters are started at once by two processes."""
+    """Two processes start the clusters at the same time."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     command = [sys.executable, "-P", "-m", "console.main", "up", "--machines", "1", "--standbys", "0", "--workers", "1"]
     started = [

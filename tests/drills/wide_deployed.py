@@ -1,4 +1,4 @@
-"""What may happen to a deployed cluster for longer, or while it recovers: ``make drills``."""
+"""Faults of a deployed cluster that last longer, or that happen while it recovers, for ``make drills``."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def undisturbed(deployed: Deployed) -> Losses:
 
 
 def pid_of_a_rank(deployed: Deployed, job: str) -> int:
-    """The process of a rank of the second machine, whose agent may need a moment to answer."""
+    """Return the pid of a rank of the second machine. Its agent may need a moment to answer."""
     found = deployed.until(job, lambda found: bool(found["machines"][1]["ranks"]))
     pid: int = found["machines"][1]["ranks"][0]["pid"]
     return pid
 
 
 def kill_a_rank(deployed: Deployed, job: str) -> None:
-    """From outside, as the kernel might."""
+    """Kill a rank from outside, as the kernel could."""
     os.kill(pid_of_a_rank(deployed, job), signal.SIGKILL)
 
 
 def went_on(deployed: Deployed, job: str, incidents: int) -> None:
     found = deployed.until(job, over)
     assert found["status"] == "finished", deployed.logs()
-    assert [one["resolution"] for one in found["incidents"]] == ["reattempt"] * incidents, "nobody was needed"
+    assert [one["resolution"] for one in found["incidents"]] == ["reattempt"] * incidents, "no operator was needed"
 
 
 def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, undisturbed: Losses) -> None:
-    """The job is parked, and goes on by itself."""
+    """The job is parked, and continues without an operator."""
     path = deployed.start_job("long-link-down")
     deployed.trained(path, 10)
     with deployed.network.link_down("gpu-2"):

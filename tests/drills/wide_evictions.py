@@ -1,4 +1,4 @@
-"""Each machine leaves a job for every reason to evict it, and healthy machines never leave: ``make drills``."""
+"""Each machine leaves a job for every reason to evict it, and healthy machines never leave. Run by ``make drills``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_each_fault_that_names_its_machine_evicts_it(drill: DrillOf, reaso
 
 @pytest.mark.parametrize("machine", ["m0", "m1", "m2", "m3"])
 async def test_each_machine_is_lost_for_good(drill: DrillOf, machine: str) -> None:
-    """One of the machines has rank 0 and the rendezvous store."""
+    """The machines include the one with rank 0 and the rendezvous store."""
     on_others(await drill("kill-machine", machine=machine, gone=True, **WHOLE), machine)
 
 
@@ -70,7 +70,7 @@ async def test_each_group_is_lost_for_good(drill: DrillOf, kind: str, index: int
 
 
 async def test_two_ranks_are_stopped_at_once(drill: DrillOf) -> None:
-    """Both ranks are named, and both machines leave; neither machine has backups of the other."""
+    """Both ranks are named, and both machines leave. Neither machine has backups of the other."""
     on_others(await drill("stop-rank", ranks=[1, 3], **WHOLE), "m0", "m1")
 
 
@@ -92,7 +92,9 @@ async def test_a_faulty_standby_is_replaced_by_the_next_one(drill: DrillOf) -> N
     assert result.problems == []
     assert result.resolution == "eviction"
     assert result.evicted[0] == "m1"
-    assert len(result.evicted) <= 2, "the pool does not give the sick machine, if it has polled it meanwhile"
+    assert len(result.evicted) <= 2, (
+        "besides m1, at most the sick standby leaves; the pool gives it only if it has not polled it yet"
+    )
     assert result.losses_match is True and result.generations == 2
 
 
@@ -112,7 +114,7 @@ async def test_with_an_empty_pool_the_job_gets_the_first_new_machine(drill: Dril
 async def test_the_control_plane_dies_while_a_machine_is_replaced(
     drill: DrillOf, part: str, moment: str, stage: str
 ) -> None:
-    """In the first drill the machine is lost. In the second drill it has a fault, and its ranks step meanwhile."""
+    """In the first drill, the machine is lost. In the second, it has a fault while its ranks still step."""
     strike: dict[str, Any] = {"in_stage": stage, "moment": moment, "machine": "m1", **SMALL}
     on_others(await drill(part, during="kill-machine", gone=True, **strike), "m1")
     on_others(await drill(part, during="gpu-lost", **(strike | STEPPING)), "m1")
@@ -136,7 +138,7 @@ def nobody_left(result: DrillResult, resolution: str, incidents: int) -> None:
 @KERNEL_LOG
 @pytest.mark.parametrize(("code", "incidents"), [(45, 0), (31, 0), (63, 0), (94, 1)])
 async def test_an_xid_on_all_machines_evicts_no_machine(drill: DrillOf, code: int, incidents: int) -> None:
-    """The Xid is a program's fault, shows no cause, or is contained by the GPU: its verdict is unknown or not sure."""
+    """A program caused the Xid, its cause is unknown, or the GPU contained it. So its verdict is unknown or unsure."""
     nobody_left(await drill("xid", code=code, everywhere=True, **FOUR), "observed", incidents)
 
 

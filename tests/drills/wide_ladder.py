@@ -1,4 +1,4 @@
-"""Faults that no rung of the ladder solves: everything is tried, nobody leaves the job, and an operator goes on."""
+"""Faults that no rung of the ladder repairs: all are tried, no machine leaves the job, and an operator decides."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ BAD_BATCH = """
         run.report(step, loss=loss.item())
         time.sleep(0.1)
 """
-"""Every rank reads a broken sample in one step, on whichever machines it runs."""
+"""In one step, every rank reads a bad sample, on whichever machines it runs."""
 
 
 async def until(cluster: DrillCluster, name: str, status: str) -> JobState:
-    """Wait until the job is at that, and not at its end before."""
+    """Wait for a status of the job. The job must not end before."""
     while (state := await cluster.control.state(name)).status != status:
         assert not state.outcome, state.outcome
         await asyncio.sleep(0.2)
@@ -69,24 +69,24 @@ async def until(cluster: DrillCluster, name: str, status: str) -> JobState:
 
 
 async def why_parked(cluster: DrillCluster, state: JobState) -> str:
-    """What the incident that parked the job says."""
+    """Return what the incident that parked the job shows."""
     incident = cluster.control.client.get_workflow_handle(state.incidents[-1].id)
     return (await incident.query(IncidentWorkflow.current_stage)).found
 
 
 async def reports_of(cluster: DrillCluster, name: str) -> list[IncidentReport]:
-    """Of all incidents of the job, which are over."""
+    """Return the reports of all incidents of the job that are over."""
     found = [one.report for one in await gather.incidents(cluster, name)]
     return [report for report in found if report is not None]
 
 
 def tried(reports: list[IncidentReport]) -> list[Rung]:
-    """In all incidents, in order."""
+    """Return all tried rungs of all incidents, in order."""
     return [one.rung for report in reports for one in report.tried]
 
 
 def found(reports: list[IncidentReport], rung: Rung) -> str:
-    """What came of a rung that was tried once."""
+    """Return the result of a rung that was tried once."""
     [one] = [one for report in reports for one in report.tried if one.rung is rung]
     return one.found
 
@@ -115,7 +115,7 @@ async def test_a_nan_that_the_data_bring_parks_the_job_and_takes_nobody_out(
     assert [report.evicted for report in reports] == [[]] * len(reports)
     assert tried(reports) == [D, R, P, R]
     assert "at fault" not in found(reports, D)
-    assert "every group" in found(reports, P), "it is the script or its data, and of no machine"
+    assert "every group" in found(reports, P), "the cause is the script or its data, and not a machine"
 
 
 async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_once_it_is_resumed(
@@ -136,7 +136,7 @@ async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_on
         assert "reattempt, diagnose and replay did not help, and nothing else is left to try" in why
         assert "rollback: there is no version to go back to" in why
         kept = [cluster.file.shm / machine.name / name for machine in machines]
-        assert all(any(folder.rglob("*")) for folder in kept), "the states of all ranks"
+        assert all(any(folder.rglob("*")) for folder in kept), "the states of all ranks are kept"
         await cluster.control.answer(state.incidents[-1].id, "resume", "the cause is gone")
         ended = await cluster.control.result(name)
     assert ended.outcome == "finished"
@@ -150,7 +150,7 @@ async def test_a_fault_that_no_rung_finds_is_parked_and_trains_on_bit_for_bit_on
     assert [one.name for one in state.machines] == [one.name for one in machines]
     assert tried(reports) == [R, D, R, P]
     assert "not reproduced on groups of" in found(reports, P) and "one that shows in 0.02" in found(reports, P)
-    assert state.tried == [] and len(state.failures) == 1, "what was tried before an operator resumed it is forgotten"
+    assert state.tried == [] and len(state.failures) == 1, "what was tried before the operator's resume is forgotten"
     reference = await clusters.references.of(cluster, spec)
     records, too_many = await gather.records(cluster, spec, machines)
     compared = compare(reference, records, spec.topology().world_size)
@@ -166,12 +166,16 @@ GPU_TEXTS = {
     "CUDA error: an illegal memory access was encountered": [],
     "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx": [],
 }
-"""Text of an exception that a rank raises at one step again and again, and no test or replay finds its cause → the
-machines that leave. Without such a machine the job is parked, since a person has to look."""
+"""An error text that a rank raises in each attempt, without a cause in tests or replay → the machines that leave.
+
+The rank raises it at the same step each time. If no machine leaves, the job is parked for a person.
+"""
 
 
 @pytest.mark.parametrize("text", GPU_TEXTS)
 async def test_what_gpus_and_networks_report_by_exceptions(text: str, drill: DrillOf) -> None:
     result = await drill("raise", message=text, times=3, ranks=[3], steps=60)
     assert (result.problems, result.fired, result.evicted) == ([], True, GPU_TEXTS[text])
-    assert any(name == "diagnose" for name, _ in result.stages), "the machines were tested, and the code stayed"
+    assert any(name == "diagnose" for name, _ in result.stages), (
+        "the machines were tested, and the code was not taken back"
+    )

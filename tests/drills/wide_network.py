@@ -1,4 +1,4 @@
-"""The drills on machines with separate networks, called as by a script: ``make drills``."""
+"""Drills on machines with separate networks, called as a script calls them. Run by ``make drills``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Se
         check=False,
         timeout=380,
     )
-    assert set(NAMED.glob("everstep-*")) <= before, "the drill left no network"
+    assert set(NAMED.glob("everstep-*")) <= before, "the drill removed its networks"
     found: dict[str, Any] = json.loads(done.stdout)
     assert (done.returncode, found["problems"]) == (0, []), done.stderr
     assert found["fired"] and found["losses_match"] and found["state_match"]
@@ -41,7 +41,7 @@ def drill(*words: str, standbys: int = 0, evicted: Sequence[str] = (), sizes: Se
 
 @pytest.mark.parametrize("seconds", ["6", "45"])
 def test_a_link_is_down(seconds: str) -> None:
-    """If the link is down for longer than a stop waits, the job is parked, and continues without an operator."""
+    """The longer outage lasts longer than a stop waits. Then the job is parked, and continues without an operator."""
     found = drill("link-down", "--machine", "m2", "--seconds", seconds)
     assert found["resolution"] == "reattempt"
     assert found["steps_lost"] <= 1
@@ -75,14 +75,16 @@ def test_a_part_of_the_control_plane_is_killed_and_a_rank_dies(fault: str) -> No
     [("nic-down", ["--machine", "m1"], 1), ("nic-flap", ["--machine", "m1"], 0), ("switch-down", [], 1)],
 )
 def test_a_second_network_card_fails(fault: str, options: list[str], incidents: int) -> None:
-    """No machine leaves, because the job does not need the second cards. One incident reports all links that are down;
-    a link that flapped is only noted."""
+    """No machine leaves, because the job does not need the second cards.
+
+    One incident reports all links that are down. A link that flapped is only noted.
+    """
     found = drill(fault, *options, standbys=1)
     assert (found["resolution"], len(found["incidents"]), found["steps_lost"]) == ("observed", incidents, 0)
 
 
 def test_a_slow_link_costs_no_machine() -> None:
-    """The vote finds that the ranks wait, and that no rank is slow."""
+    """The vote finds that the ranks only wait, and that no rank is slow."""
     found = drill(
         "slow-link", "--between", "m0", "m1", sizes=["--machines", "4", "--ranks-per-machine", "1"], standbys=1
     )
@@ -91,8 +93,10 @@ def test_a_slow_link_costs_no_machine() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("m1", "m2"), ("m0", "m3")])
 def test_no_packet_passes_between_two_machines(one: str, other: str) -> None:
-    """Samples of the ranks name no machine, and a restart does not help, but a test between machines finds the link.
-    The machines are, for example, m0, which has the rendezvous store, and m3."""
+    """Samples of the ranks name no machine, and a restart does not help. A test between machines then finds the link.
+
+    In the second case, one of the machines is m0, which has the rendezvous store.
+    """
     found = drill("cut-link", "--between", one, other, sizes=FOUR, standbys=1, evicted=[other])
     assert (found["resolution"], len(found["incidents"])) == ("eviction", 1)
     assert found["steps_lost"] <= 1

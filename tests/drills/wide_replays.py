@@ -1,4 +1,4 @@
-"""A machine that computes wrongly in the job alone: each in turn, now and then, and with a control plane that dies."""
+"""A machine computes wrongly only in the job: each machine, not in each run, and with a control plane that dies."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ EIGHT = WRONG | {"machines": 8, "tp": 1, "pp": 1}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, with one machine beside the eight of a job."""
+    """One cluster, with one spare machine for a job of eight."""
     shared = Clusters(machines=9)
     yield shared
     assert await shared.close() == []
 
 
 def found(result: DrillResult, machine: str) -> None:
-    """The replay named it and nobody else, and training went on bit for bit."""
+    """Check that the replay named only this machine, and that training continued with the same bits."""
     assert result.problems == []
     assert (result.ok, result.resolution, result.evicted) == (True, "eviction", [machine])
     assert (result.losses_match, result.state_match, result.leaked) == (True, True, [])
@@ -49,13 +49,15 @@ async def test_each_machine_of_eight_is_found(drill: DrillOf, index: int) -> Non
 async def test_bits_that_no_loss_shows_are_found_by_comparing_them(
     drill: DrillOf, cluster: DrillCluster, index: int
 ) -> None:
-    """The numbers are wrong and finite; what aborts, again and again, is a rank of a machine that is healthy."""
+    """The wrong numbers are finite. The rank that fails each time is on a healthy machine."""
     result = await drill("bitflip", machine=f"m{index}", finite=True, **EIGHT)
     found(result, f"m{index}")
     assert [rung for rung, _ in result.tried] == ["reattempt", "diagnose", "reattempt", "replay", "reattempt"]
     last = (await facts.incidents(cluster, result.job))[-1].report
     assert last is not None
-    assert {one.machine for one in last.failures} == {f"m{(index + 1) % 8}"}, "which is not the one at fault"
+    assert {one.machine for one in last.failures} == {f"m{(index + 1) % 8}"}, (
+        "the failures are on a machine that is not at fault"
+    )
     replayed = next(one for one in last.tried if one.rung is Rung.REPLAY)
     assert re.search(r"other bits than .*: the loss from step \d+ on", replayed.found)
 
@@ -73,7 +75,7 @@ async def test_the_control_plane_dies_in_a_replay(drill: DrillOf, part: str, mom
 
 
 async def test_what_shows_in_a_later_run_only_is_found_there(drill: DrillOf, cluster: DrillCluster) -> None:
-    """One run in two: nothing in the first repeat of both phases, and the machine in the second one."""
+    """The fault shows in every second run: not in the first repeat of both phases, but in the second repeat."""
     result = await drill("bitflip", machine="m1", shows_every=2, **FOUR)
     found(result, "m1")
     replay = cluster.control.client.get_workflow_handle(replay_workflow_id(result.job, 2, 1), result_type=Replayed)

@@ -1,5 +1,7 @@
-"""Steps take longer than before. A slow machine leaves, also if the control plane dies during the vote. If the job
-itself is the cause, no machine leaves."""
+"""Steps take longer than before, and the slow machine leaves, even if the control plane dies during the vote.
+
+If the job itself is the cause, no machine leaves.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pyte
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, with four machines for a job and one more."""
+    """One cluster, with four machines for a job and a fifth one."""
     shared = Clusters(machines=5)
     yield shared
     assert await shared.close() == []
 
 
 def found(result: DrillResult, machine: str) -> None:
-    """Check that the vote named the machine, which was evicted, and that no step was lost."""
+    """Check that the vote named the machine, that it was evicted, and that no step was lost."""
     assert result.problems == []
     assert (result.ok, result.resolution, result.evicted, result.steps_lost) == (True, "eviction", [machine], 0)
     assert (result.losses_match, result.state_match, result.leaked) == (True, True, [])

@@ -1,7 +1,7 @@
-"""The control plane dies in a stage of the ladder, as it begins, in its middle and at its end: nothing is done twice.
+"""The control plane dies at the begin, in the middle and at the end of a stage of the ladder: no work is done twice.
 
-Others of an incident's stages: ``test_control_plane.py``, ``wide.py`` (stop, restore, reattempt, confirm),
-``wide_evictions.py`` (evict, prepare, await), ``wide_slow.py`` (vote), ``wide_replays.py`` (replay), and
+Other files have the other stages of an incident: ``test_control_plane.py``, ``wide.py`` (stop, restore, reattempt,
+confirm), ``wide_evictions.py`` (evict, prepare, await), ``wide_slow.py`` (vote), ``wide_replays.py`` (replay), and
 ``test_updates.py`` (make, try, align).
 """
 
@@ -26,19 +26,19 @@ pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pyte
 PARTS = ("kill-worker", "kill-temporal")
 JOB: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1, "at_step": 12, "steps": 40}
 ENDED_EARLY = "a diagnosis is ended"
-"""What an agent logs of one that did not come to its end."""
+"""An agent logs this of a diagnosis that was stopped before its end."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def clusters() -> AsyncIterator[Clusters]:
-    """One cluster, with one machine beside the four of a job."""
+    """One cluster, with one spare machine for a job of four."""
     shared = Clusters(machines=5)
     yield shared
     assert await shared.close() == []
 
 
 def recovered(result: DrillResult, resolution: str, *tried: str, evicted: str = "") -> None:
-    """It ended as it should, by these rungs and no others, and the training is bit for bit what it is without."""
+    """Check that the job recovered as it should, by exactly these rungs, and that the training has the same bits."""
     assert result.problems == []
     assert (result.ok, result.fired, result.resolution) == (True, True, resolution)
     assert result.evicted == ([evicted] if evicted else []) and result.over_evicted == []
@@ -48,10 +48,10 @@ def recovered(result: DrillResult, resolution: str, *tried: str, evicted: str = 
 
 
 async def struck(cluster: DrillCluster, result: DrillResult, stage: str, moment: str, *, launch: int = 0) -> None:
-    """The fault struck while the stage's activity was under way, which was not begun anew by its workflow, and no
-    workflow was taken ahead of its history.
+    """Check that the fault struck while the stage's activity ran, and that every begun activity was completed.
 
-    ``launch``: number of the launch of the incidents that was struck, from 0.
+    The check also replays the histories, since no workflow may have acted before its history was written. ``launch``:
+    which launch in the incidents the fault struck, from 0.
     """
     activity = STAGES[stage]
     marked = faults.fired(cluster.worker_plan, {"id": f"{result.fault}-{result.job}"})
@@ -70,27 +70,27 @@ async def struck(cluster: DrillCluster, result: DrillResult, stage: str, moment:
                 begun[incident, event.event_id] = at_ns
             elif of := event.activity_task_completed_event_attributes.scheduled_event_id:
                 over[incident, of] = at_ns
-    assert set(begun) <= set(over), "each came to its end"
-    if stage != "decide":  # which is written down at each stage
+    assert set(begun) <= set(over), "each begun activity was completed"
+    if stage != "decide":  # this activity is called at each stage, so another call may have been struck
         key = list(begun)[launch]
         assert begun[key] <= marked["time_ns"] <= over[key]
 
 
 def ended_early(cluster: DrillCluster) -> int:
-    """How many diagnoses agents have ended before their time."""
+    """Return how many diagnoses the agents have stopped before their end."""
     return sum(log.read_text(errors="replace").count(ENDED_EARLY) for log in (cluster.home / "logs").glob("agent-*"))
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_while_machines_are_tested(drill: DrillOf, cluster: DrillCluster, part: str, moment: str) -> None:
-    """Agents go on with their tests, and whoever comes next hears of those."""
+    """Agents continue their tests, and the next worker that asks gets the results of these tests."""
     before = ended_early(cluster)
     result = await drill(part, during="bitflip", machine="m1", in_stage="diagnose", moment=moment, **JOB)
     recovered(result, "eviction", "diagnose", "reattempt", evicted="m1")
     await struck(cluster, result, "diagnose", moment)
     assert [name for name, _ in result.stages].count("diagnose") == 1
-    assert ended_early(cluster) == before, "no test was run twice"
+    assert ended_early(cluster) == before, "no diagnosis was stopped, so no test ran twice"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -123,7 +123,7 @@ async def test_temporal_while_it_is_launched_again(drill: DrillOf, cluster: Dril
 async def test_while_ranks_that_hang_are_looked_at(
     drill: DrillOf, cluster: DrillCluster, part: str, moment: str
 ) -> None:
-    slow = JOB | {"step_seconds": 0.2}  # the backup of the step before is through, on a busy computer too
+    slow = JOB | {"step_seconds": 0.2}  # even on a busy computer, the backup of the previous step is complete
     result = await drill(part, during="stop-rank", ranks=[1], in_stage="trace", moment=moment, **slow)
     recovered(result, "eviction", "reattempt", evicted="m1")
     await struck(cluster, result, "trace", moment)

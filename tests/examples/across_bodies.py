@@ -1,6 +1,6 @@
 """Scripts with state that lives from one body of the loop to the next. ``across_bodies.py NAME`` runs one of them.
 
-Each script is a function that returns the things for ``run.checkpoint``, and the body of the loop.
+Each script is a function. It returns the objects for ``run.checkpoint``, and the body of the loop.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -169,13 +169,13 @@ class From(Sampler[int]):
 
 @script
 def workers(_: everstep.Run) -> Script:
-    """Data loader workers, which read ahead. So the position follows from the step and not from the sampler's state."""
+    """Data loader workers read ahead. So the position follows from the step, and not from the sampler's state."""
     model = network(nn.Dropout(0.3))
     optimizer = adamw(model)
     loading: list[Iterator[Tensor]] = []
 
     def body(step: int) -> Tensor:
-        if not loading:  # the first body, in which the step is known; the loader has its own generator
+        if not loading:  # this is the first body, so the step is known; the loader has its own generator
             seed = torch.Generator().manual_seed(4)
             loading.append(iter(DataLoader(Rows(), 4, sampler=From(4 * step), num_workers=2, generator=seed)))
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""What the scripts of ``across_bodies.py`` have in common."""
+"""Code that the scripts of ``across_bodies.py`` share."""
 
 # mypy: disable-error-code="no-untyped-call,no-any-return"
 
@@ -19,13 +19,13 @@ SCRIPTS: dict[str, Callable[[everstep.Run], Script]] = {}
 
 
 def script(make: Callable[[everstep.Run], Script]) -> Callable[[everstep.Run], Script]:
-    """Give a script its name."""
+    """Register a script under its name."""
     SCRIPTS[make.__name__] = make
     return make
 
 
 class Numbers:
-    """What a script keeps in plain variables, made part of the state."""
+    """The values that a script keeps in plain variables, as a part of the state."""
 
     def __init__(self, **values: Any) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""Runs the ranks of an example as real processes, which are started as agents start them."""
+"""Runs the ranks of an example as real processes. They are started as agents start them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Job:
-    """A job with a few ranks on this machine; each ``launch`` runs one generation."""
+    """A job with a few ranks on this machine. Each ``launch`` runs one generation."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Job:
         self.plan.write_text(json.dumps([{"id": "only", **fault}]))
 
     def agreed_step(self) -> int:
-        """Return the newest step that all ranks hold; 0: none."""
+        """Return the newest step that all ranks hold. 0: there is none."""
         steps = [{s.completed_steps for s in held(self.shm / f"checkpoint-{r}") if s.valid} for r in range(self.world)]
         return max(set.intersection(*steps), default=0)
 
     def to_disk(self, step: int) -> Path:
-        """Write the states of all ranks to disk, as the agents do; returns the folder of the step."""
+        """Write the states of all ranks to disk, as agents do. Returns the folder of the step."""
         folder = step_folder(self.shm / "disk", "job", step)
         for rank in range(self.world):
             reader = SlotReader(self.shm / f"checkpoint-{rank}")
@@ -73,7 +73,7 @@ class Job:
         return folder
 
     def launch(self, resume: int = 0) -> list[int]:
-        """Run one generation to its end; if a rank fails, the others are killed. Returns the exit codes."""
+        """Run one generation to its end. If a rank fails, the others are killed. Returns the exit codes."""
         self.generation += 1
         with Claims() as claims:
             return self._launch(claims.choose("127.0.0.1"), resume)
@@ -137,7 +137,7 @@ def forker() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def make_job(shm: Path, forker: subprocess.Popen[str]) -> Callable[..., Job]:
-    """A function that makes a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
+    """Return a function that makes a ``Job``: ``make_job(script, args, tp=…, pp=…, dp=…)``."""
 
     def make(script: str, args: list[str], **sizes: Any) -> Job:
         return Job(Path(tempfile.mkdtemp(dir=shm)), forker, script, args, **sizes)

@@ -1,7 +1,7 @@
-"""Forks ranks of a script from a process with the imports of a fork server, so that a test pays for them once.
+"""Forks ranks of a script from a process with the imports of a fork server, so a test needs these imports only once.
 
-Reads launches as JSON lines ``{"script": …, "args": […], "environments": [{…}, …]}`` from stdin; answers with a line of
-pids, then, when all ended, a line of exit codes. When a rank fails, the others are killed.
+It reads launches as JSON lines ``{"script": …, "args": […], "environments": [{…}, …]}`` from stdin. It answers with a
+line of pids, and when all ranks have ended, with a line of exit codes. If a rank fails, the others are killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.launcher import fork_server
 
 
 def rank(launch: dict[str, Any], environment: dict[str, str]) -> NoReturn:
-    import torch  # what fork_server.preload() has imported, with one thread
+    import torch  # fork_server.preload() has imported it, with one thread
 
     code = 1
     try:

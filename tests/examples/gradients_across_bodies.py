@@ -18,7 +18,7 @@ from tests.examples.bodies import SCRIPTS, WINDOW, Numbers, Script, adamw, batch
 def accumulation(zero: str, *, clip: bool = False) -> Callable[[everstep.Run], Script]:
     def make(_: everstep.Run) -> Script:
         model = network()
-        unused = nn.Parameter(torch.ones(3))  # decay changes it if its gradient is zero and not None
+        unused = nn.Parameter(torch.ones(3))  # weight decay changes it if its gradient is zero, but not if it is None
         optimizer = torch.optim.AdamW([*model.parameters(), unused], lr=0.01)
 
         def body(step: int) -> Tensor:
@@ -57,7 +57,7 @@ SCRIPTS["accumulate_with_decay"] = accumulation("less")
 
 @script
 def zero_first(_: everstep.Run) -> Script:
-    """The loop of most tutorials: the gradients of a body stay, and the next body drops them."""
+    """The loop of most tutorials. The gradients of a body stay, and the next body drops them."""
     model = network()
     optimizer = adamw(model)
 
@@ -88,7 +88,7 @@ def never_zero(_: everstep.Run) -> Script:
 
 @script
 def two_optimizers(_: everstep.Run) -> Script:
-    """Two optimizers, as of a GAN, which step in different bodies; each backward pass adds to the gradients of both."""
+    """Two optimizers step in different bodies, as in a GAN. Each backward pass adds to the gradients of both."""
     model, judge = network(), nn.Linear(4, 1)
     first, second = torch.optim.SGD(judge.parameters(), 0.05, momentum=0.9), adamw(model)
 
@@ -109,7 +109,7 @@ def two_optimizers(_: everstep.Run) -> Script:
 
 @script
 def frozen_later(_: everstep.Run) -> Script:
-    """Parameters that are frozen in some steps; a frozen parameter keeps its gradient."""
+    """Parameters are frozen in some steps. A frozen parameter keeps its gradient."""
     model = network()
     optimizer = adamw(model)
 
@@ -196,7 +196,7 @@ def scaler(_: everstep.Run) -> Script:
 
 @script
 def scaler_zero_first(_: everstep.Run) -> Script:
-    """A GradScaler that skips steps; the gradients of a skipped step stay, and the next body drops them."""
+    """A GradScaler skips some steps. The gradients of a skipped step stay, and the next body drops them."""
     model = network()
     optimizer = adamw(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)

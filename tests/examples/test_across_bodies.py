@@ -1,6 +1,6 @@
-"""What docs/concepts/bit-for-bit.md says of whatever lives from one body to the next.
+"""What docs/concepts/bit-for-bit.md says about data that is kept from one body to the next.
 
-It is resumed bit for bit by new processes after a kill, or said aloud.
+After a kill, new processes resume this data bit for bit, or there is a warning or an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOGETHER = ["ddp_no_sync", "ddp_no_sync_bucket_view", "ddp_no_sync_bucket_view_z
 
 
 def undisturbed_and_killed(make_job: Any, name: str, dp: int, at_step: int) -> tuple[Any, Any]:
-    """Losses of a run without a fault, and of one that was killed in the middle of a window and went on."""
+    """Return the losses of a run without a fault, and of a run that was killed within a window and continued."""
     undisturbed = make_job(SCRIPT, [name], dp=dp)
     assert set(undisturbed.launch()) == {0}
     assert len(undisturbed.losses) == STEPS * dp
@@ -65,19 +65,21 @@ def test_it_resumes_bit_for_bit(make_job: Any, name: str, at_step: int) -> None:
 
 
 def test_gradients_that_are_used_again_are_missed_before_the_wrong_step(make_job: Any, tmp_path: Path) -> None:
-    """A parameter keeps a gradient that a step used, and that nothing touched until the next step uses it again."""
+    """A parameter keeps a used gradient, which is not touched until the next step uses it again."""
     job = make_job(SCRIPT, ["accumulate_with_decay"])
     job.extra["ACROSS_BODIES_LOG"] = str(tmp_path / "log")
     assert job.launch() == [0]
     assert "warned: everstep: gradients that optimizer.step() had used were not dropped" in said(tmp_path)
-    job.inject(fault="kill-rank", rank=0, at_step=6)  # before the second step of the optimizer, which would tell
+    job.inject(
+        fault="kill-rank", rank=0, at_step=6
+    )  # this is before the optimizer's second step, in which the use would be noticed
     assert job.launch() == [-signal.SIGKILL]
     assert job.launch(resume=job.agreed_step()) == [1]
     assert "lacks gradients that the script uses again" in said(tmp_path)
 
 
 def said(folder: Path) -> str:
-    """What rank 0 warned of, and of which error it died."""
+    """Return the warnings of rank 0, and the error with which it ended."""
     return (folder / "log-0").read_text()
 
 
@@ -100,7 +102,7 @@ def test_parameters_added_in_a_body_are_warned_of_when_they_are(make_job: Any, t
 
 @pytest.mark.timeout(300)
 def test_a_bucket_s_views_are_seen_to_be_dropped(make_job: Any, tmp_path: Path) -> None:
-    """They are the same tensors in each step."""
+    """The views are the same tensors in each step."""
     job = make_job(SCRIPT, ["ddp_bucket_view_zero_first"], dp=2)
     job.extra["ACROSS_BODIES_LOG"] = str(tmp_path / "log")
     assert job.launch() == [0, 0]

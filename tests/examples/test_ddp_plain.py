@@ -1,4 +1,4 @@
-"""A script that knows nothing of everstep goes on from its own checkpoint."""
+"""A script without everstep's library continues from its own checkpoint."""
 
 from __future__ import annotations
 

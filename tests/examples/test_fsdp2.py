@@ -56,7 +56,7 @@ def losses(job: Any) -> dict[int, float]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.wide)])
 def test_a_job_with_other_sizes_continues_from_disk(make_job: Any, old: int, new: int) -> None:
-    """Without dropout a step depends only on weights and batch, which are the same for any number of ranks."""
+    """Without dropout, a step depends only on the weights and the batch. Both are the same for any number of ranks."""
     options = [*SMALL, "--dropout", "0"]
     undisturbed = make_job("fsdp2.py", options, dp=old)
     assert set(undisturbed.launch()) == {0}

@@ -1,4 +1,4 @@
-"""The example is deterministic, everywhere, and resumes bit for bit."""
+"""The example is deterministic everywhere, and resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = ["--dim", "32", "--seq", "16", "--steps", "8", "--batch", "4"]
 
 
 def run_script(command: list[str], losses: Path, *options: str) -> list[float]:
-    """Losses of a run outside everstep."""
+    """Return the losses of a run outside everstep."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
     environment.update(OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     arguments = [str(ROOT / "examples" / "gpt.py"), *SMALL, "--losses", str(losses), *options]
@@ -44,7 +44,7 @@ def test_killed_and_resumed_is_equal_to_torchrun_undisturbed(make_job: Any, tmp_
     job.inject(fault="kill-rank", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    assert agreed in {4, 5}  # the save of the state after 5 steps overlapped the step in which it was killed
+    assert agreed in {4, 5}  # the save after 5 steps overlapped the step in which the rank was killed
     assert job.launch(resume=agreed) == [0, 0]
     assert job.losses == {(rank, step): loss.hex() for rank in range(2) for step, loss in enumerate(expected)}
 
@@ -58,14 +58,17 @@ def test_killed_during_a_save_the_step_before_is_there(make_job: Any, sizes: dic
     job.inject(fault="kill-during-save", rank=1, at_step=5)
     assert job.launch()[1] == -signal.SIGKILL
     agreed = job.agreed_step()
-    assert agreed in {4, 5}  # the save after 6 steps was cut short; another rank may still be at that after 5
+    assert agreed in {
+        4,
+        5,
+    }  # the kill interrupted the save after 6 steps; the other rank's last save may be that after 4
     assert set(job.launch(resume=agreed)) == {0}
     assert job.losses == undisturbed.losses
 
 
 @pytest.mark.timeout(300)
 def test_three_data_parallel_ranks_resume_bit_for_bit(make_job: Any) -> None:
-    """From three ranks on DDP's buckets are part of the bits: the warm-up has to set them up."""
+    """With three or more ranks, the bits depend on DDP's buckets. So the warm-up has to make the buckets."""
     undisturbed = make_job("gpt.py", SMALL, dp=3)
     assert undisturbed.launch() == [0, 0, 0]
     job = make_job("gpt.py", SMALL, dp=3)

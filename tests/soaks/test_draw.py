@@ -1,4 +1,4 @@
-"""Equal seeds draw equal plans, with faults that meet in every way, and only with faults that can fire."""
+"""Plans of soaks: equal seeds give equal plans, faults meet in every way, and only faults that can fire are drawn."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_a_plan_is_written_and_read(tmp_path: Path) -> None:
     assert SoakPlan.read(tmp_path / "plan.json") == plan
     some = plan.only({2, 7})
     assert [one.number for one in some.episodes] == [2, 7]
-    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, "the steps follow from the place in the soak"
+    assert some.request(1, 0).at_step == plan.request(1, 0).at_step, (
+        "the step of a fault follows from the episode's number in the soak"
+    )
     assert some.request(1, 0).fault.name == plan.episodes[6].faults[0].name
 
 
@@ -87,7 +89,7 @@ def test_a_job_of_any_size_has_a_plan(seed: int, size: tuple[int, int, int, int]
 
 
 def test_each_rung_of_the_ladder_finds_some_of_the_flipped_bits() -> None:
-    """Some flipped bits are found by tests, after a NaN or after a crash, and others by a replay."""
+    """Tests find some of the flipped bits, after a NaN or after a crash. A replay finds the others."""
     shown = {
         (fault.finite, fault.only_in_job)
         for episode in draw(2, 300, only=["bitflip"]).episodes

@@ -1,4 +1,4 @@
-"""Each invariant holds for good observations, and is violated if its part of them is wrong."""
+"""Each invariant is true for good observations, and is violated if its part of the observations is wrong."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def good() -> GateObservations:
 
 
 JOBS = {"soak-01": ["m0", "m5", "m2", "m3"], "other-01": ["m4", "m6"]}
-"""m1 was lost for good, and m5 has its place."""
+"""m1 was lost permanently, and m5 has its place."""
 POOL = {machine: job for job, machines in JOBS.items() for machine in machines}
 
 
 def seen_machines(
     *, jobs: dict[str, list[str]] | None = None, unknown: str = "", without: str = "", **pool: str
 ) -> MachinesSeen:
-    """Of eight machines; the last one is a standby that does not answer."""
+    """Return what was seen of eight machines. The last machine is a standby that does not answer."""
     seen = MachinesSeen([f"m{number}" for number in range(8)], unknown=unknown)
     seen.jobs = JOBS | (jobs or {})
     seen.pool = POOL | {"m1": "quarantined", "m7": "standby"} | pool
@@ -346,7 +346,7 @@ async def test_a_semaphore_that_is_freed_soon_is_not_left(monkeypatch: pytest.Mo
 
     assert await observe._unheld({"before"}) == {"a", "before"}
     looks = iter([{"before"}])
-    assert await observe._unheld({"before"}) == {"before"}, "without a second look"
+    assert await observe._unheld({"before"}) == {"before"}, "nothing new was seen, so there is no second look"
 
 
 def test_semaphores_that_others_left_before_the_soak_are_not_its_own() -> None:
@@ -382,7 +382,9 @@ def test_where_all_machines_are_lost_nobody_knows_how_many_steps_that_cost() -> 
     both = Struck((group(0), group(1)), (), GATE, gone=["m1"])
     assert [text for text in violations(seen, both, spec, warm()) if text.startswith("steps")] == []
     seen.incidents = [closed(lost_steps=None), closed(lost_steps=None)]
-    assert "is not known" in "".join(violations(seen, both, spec, warm())), "one after the other: some were left"
+    assert "is not known" in "".join(violations(seen, both, spec, warm())), (
+        "the groups were lost one after the other, so some machines were left each time"
+    )
     seen.incidents, one = [closed(lost_steps=None)], Struck((group(0),), (), GATE, gone=["m1"])
     assert "the number of lost steps is not known" in "".join(violations(seen, one, spec, warm()))
 

@@ -1,4 +1,4 @@
-"""The points at which the job of a soak waits: gates, and strikes of drills."""
+"""Where the job of a soak waits: at gates, and at strikes of drills."""
 
 from __future__ import annotations
 

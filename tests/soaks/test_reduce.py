@@ -1,4 +1,4 @@
-"""What is left of a list of episodes still fails, and nothing of it can be left out."""
+"""A reduced list of episodes still fails, and no episode can be removed from it."""
 
 from __future__ import annotations
 

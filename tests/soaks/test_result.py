@@ -1,4 +1,4 @@
-"""The result of a soak: what counts as survived, its text, and the journal from which a resumed soak continues."""
+"""The result of a soak: what counts as survived, its text, and the journal with which a resumed soak continues."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_json_has_the_episodes_and_figures() -> None:
     assert [one["number"] for one in told["episodes"]] == [1, 4]
     assert told["by_kind"]["kill-rank"] == {"tried": 2, "survived": 1}
     assert (told["ok"], told["violated"], told["episodes_run"]) == (False, 1, 2)
-    assert SoakResult.model_validate(told) == result(GOOD, VIOLATED), "another process can read the result"
+    assert SoakResult.model_validate(told) == result(GOOD, VIOLATED), "another process must be able to read the result"
 
 
 def test_the_text_has_violations_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,9 @@ def test_an_incompletely_written_episode_counts_as_not_done(tmp_path: Path) -> N
     end = PartResult(setting="one job", violations=["the job ends: not within 120 s"])
     for one in (UNFIRED, end):
         journal.add(one)
-    assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), "a torn line is removed before another is added"
+    assert journal.read() == ([GOOD, ABSORBED, UNFIRED], [end]), (
+        "an incomplete line is removed before another line is added"
+    )
     again = ABSORBED.model_copy(update={"seconds": 2.0})
     journal.add(again)
     assert journal.read() == ([GOOD, again, UNFIRED], [end])
@@ -103,6 +105,6 @@ def test_a_resumed_soak_checks_the_end_of_every_job(tmp_path: Path) -> None:
     assert rest_of(tmp_path / "new") == [one.number for one in plan.episodes]
     assert rest_of(tmp_path / "cut", *every[:3]) == [one.number for one in plan.episodes[3:]]
     assert rest_of(tmp_path / "unended", *every, *ends[1:]) == of["one job"][-1:], (
-        "the end of the soak's job is checked after one more episode"
+        "the end of the soak's job was not checked, so one more episode runs before this check"
     )
     assert rest_of(tmp_path / "whole", *every, *ends) == []

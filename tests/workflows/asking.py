@@ -1,4 +1,4 @@
-"""Queries a workflow until its answer is as wanted."""
+"""Queries a workflow until its answer is the wanted one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from temporalio.service import RPCError, RPCStatusCode
 ASK_S = 0.05
 """The time between two questions, seconds."""
 MOVING = 20
-"""A workflow whose history grew at this number of looks in a row is queried although it still grows."""
+"""After its history grew at this number of looks in a row, a workflow is queried although its history still grows."""
 LATE = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
-"""On a busy computer no worker replayed the history in time: it is asked again."""
+"""On a busy computer, a worker may be too slow to replay the history in time. Then the workflow is queried again."""
 
 
 async def asked(
     handle: WorkflowHandle[Any, Any], query: str, ok: Callable[[Any], bool], kind: type | None = None
 ) -> Any:
-    """Ask a workflow until it answers as wanted; the test's time-out bounds it.
+    """Query a workflow until the answer is the wanted one. The test's time-out limits the wait.
 
-    Each answer replays the history from the start, so it is asked again only once the server has more of it and two
-    looks in turn find the same. What is wanted may depend on more than the answer, e.g. on what activities were called:
-    while the history stands still, each look tries it on the same answer again.
+    For each answer, a worker replays the history from the start. So the workflow is queried again only once its history
+    is longer, and is the same at two looks in a row. Whether an answer is the wanted one may also depend on other
+    facts, for example on the called activities. So while the history does not change, each look checks the same answer
+    again.
     """
     before = asked_at = answer = None
     moved = 0

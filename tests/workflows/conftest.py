@@ -1,4 +1,4 @@
-"""A scripted cluster: activities with the real names, which answer as a test chooses and note every call."""
+"""A scripted cluster. Its activities have the real names, answer as a test chooses, and note every call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MACHINES = [Machine(name="m0", address="127.0.0.11:1"), Machine(name="m1", addre
 
 
 def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
-    """Return the ends of two ranks: ``rank`` ended by a signal, and the other rank was stopped."""
+    """Return the ends of two ranks. ``rank`` ended by a signal, and the other rank was stopped."""
     return [
         exited(rank=rank, machine="m1", signal=signal, time_ns=time.time_ns(), completed_steps=step),
         RankExit(rank=1 - rank, machine="m0", signal=9, stopped_by_us=True, completed_steps=step),
@@ -82,7 +82,7 @@ def held(step: int) -> list[StateCopy]:
 
 @dataclass
 class ScriptedCluster:
-    """The cluster's activities. Fields like ``evidence`` have the answers; ``calls`` lists all effects in order."""
+    """The cluster's activities. Fields like ``evidence`` contain the answers. ``calls`` lists all effects in order."""
 
     calls: list[str] = field(default_factory=list)
     notes: list[WriteConclusion] = field(default_factory=list)
@@ -92,7 +92,7 @@ class ScriptedCluster:
     aligned: list[AlignRanks] = field(default_factory=list)
     launches: list[LaunchRanks] = field(default_factory=list)
     refused_launches: list[str] = field(default_factory=list)
-    """The errors with which the next launches of incidents fail without a retry, the next launch first."""
+    """The errors with which the next launches of incidents fail without a retry, in the order of launches."""
     runs: set[str] = field(default_factory=set)
     """The runs that commands named."""
     evidence: Callable[[StopRanks], Evidence] = lambda given: Evidence(
@@ -107,9 +107,9 @@ class ScriptedCluster:
     )
     used: NumbersUsed = field(default_factory=NumbersUsed)
     back: asyncio.Event = field(default_factory=asyncio.Event)
-    """When this event is set, machines that did not answer before answer."""
+    """Machines that do not answer will answer once this event is set."""
     silent_s: float = 30.0
-    """A wait for silent machines of at most this time, seconds, ends at once without an answer."""
+    """A wait for silent machines ends at once, without an answer, if its time limit is at most this, seconds."""
     leases: list[LeaseRequest] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Machines that the pool refuses to lease → the reasons."""
@@ -127,9 +127,9 @@ class ScriptedCluster:
     replayed: Callable[[ReplayOnGroup], GroupRun] = answers.computed_alike
     voted: Callable[[VoteRound], SlowRound] = answers.even
     held: str = ""
-    """Why the pool wants an operator's approval before machines leave; empty: it does not."""
+    """Why the pool wants an operator's approval before machines leave; empty: it wants none."""
     blocked: set[str] = field(default_factory=set)
-    """Calls, for example ``launch 2``, that wait as long as they are in this set."""
+    """Calls, for example ``launch 2``. A call waits as long as it is in this set."""
 
     async def _pass(self, call: str) -> None:
         async with heartbeating():
@@ -339,7 +339,7 @@ class Jobs:
         """Start a job of two ranks on two machines.
 
         Args:
-            state: More fields of its ``JobState``; if it has ``versions``, the last version runs.
+            state: More fields of its ``JobState``. If it has ``versions``, the last version runs.
             checkpoint: Its checkpoint policy.
             policy: Groups of its recovery policy.
         """
@@ -376,7 +376,7 @@ class Jobs:
         return await self.until(handle, lambda state: state.status == "running" and state.generation == generation)
 
     async def until(self, handle: WorkflowHandle[JobWorkflow, JobResult], ok: Callable[[JobState], bool]) -> JobState:
-        """Wait until the job's state is as wanted, without a time limit of its own; returns the state."""
+        """Wait until the job's state is as wanted, and return the state. The wait has no time limit of its own."""
         state: JobState = await asked(handle, "state", ok, JobState)
         return state
 
@@ -410,7 +410,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With the option, let marked tests record the histories that their marks name."""
+    """Let marked tests record the histories that their marks name, if the option is given."""
     if config.getoption("--record-histories"):
         for item in items:
             if isinstance(item, pytest.Function) and item.get_closest_marker("history"):
@@ -428,14 +428,14 @@ async def recorded(request: pytest.FixtureRequest, temporal: Client) -> AsyncIte
 
 @pytest.fixture
 async def jobs(temporal: Client) -> AsyncIterator[Jobs]:
-    """Jobs on a real server, with a worker that caches no runs: each workflow task replays the history."""
+    """Jobs on a real server. The worker caches no runs, so each workflow task replays the history."""
     async with jobs_on(temporal) as found:
         yield found
 
 
 @contextlib.asynccontextmanager
 async def jobs_on(temporal: Client) -> AsyncIterator[Jobs]:
-    """Yield jobs on any server, with a worker that caches no runs."""
+    """Yield jobs on any server. The worker caches no runs."""
     cluster, queue, flows = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}", list(WORKFLOWS)
     async with Worker(
         temporal,

@@ -1,8 +1,8 @@
 """Records histories of workflows in tests, and stores and loads them.
 
-``make histories`` runs the tests that are marked ``@pytest.mark.history("NAME", …)`` and stores, for each name, the
-history of a workflow that the test ran: NAME begins with the type of the workflow, e.g. ``incident-evicted``. Of
-several workflows of that type the newest is stored, and of one that continued as new its last run.
+``make histories`` runs the tests that are marked ``@pytest.mark.history("NAME", …)``. For each name, it stores the
+history of a workflow that the test ran. NAME begins with the type of the workflow, e.g. ``incident-evicted``. If there
+are several workflows of that type, the newest is stored. If a workflow continued as new, its last run is stored.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ REPLACED = {
     tempfile.gettempdir(): "/var/tmp",
     os.uname().nodename: "host",
 }
-"""What belongs to the machine that records → what is stored instead."""
+"""Text that belongs to the recording machine → the text that is stored instead."""
 
 
 def stored() -> list[Path]:
-    """The files of all histories."""
+    """Return the files of all histories."""
     return sorted(FOLDER.glob("*.json"))
 
 
 def load(path: Path) -> WorkflowHistory:
-    """The history of one file."""
+    """Return the history of one file."""
     text = path.read_text()
     started = json.loads(text)["events"][0]["workflowExecutionStartedEventAttributes"]
     return WorkflowHistory.from_json(started["workflowId"], text)
@@ -62,7 +62,7 @@ async def record(client: Client, names: Sequence[str], since: datetime) -> None:
 
 
 def _scrubbed(value: Any) -> Any:
-    """Replace what belongs to this machine, inside the payloads too."""
+    """Replace text that belongs to this machine, also within payloads."""
     if isinstance(value, dict):
         if "data" in value and "metadata" in value:
             plain = base64.b64decode(value["data"]).decode()

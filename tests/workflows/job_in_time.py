@@ -1,4 +1,4 @@
-"""A job in simulated time: the decisions about each failure are real, but there is no server and no clock."""
+"""A job in simulated time. The decisions about each failure are real, but there is no server and no clock."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Strike:
     """One failure of the job."""
 
     after_s: float
-    """How long the job stepped before, seconds."""
+    """How long the job stepped before the failure, seconds."""
     machine: str = ""
     symptom: Symptom = Symptom.CRASH
     explained: bool = False
     """Whether an inspection names the cause."""
     cause: str = "SIGKILL"
     again: int = 0
-    """The number of restarts after it that fail before their first step."""
+    """The number of restarts after this failure that fail before their first step."""
     finds: Rung | None = None
-    """The rung that finds the machine at fault, which then leaves; None: no rung does."""
+    """The rung that finds the machine at fault, which then leaves; None: no rung finds it."""
     leaves_by: str = ""
     """The rule that evicts this machine; empty: the rule of the rung that found it."""
     step: int = -1
@@ -54,7 +54,7 @@ class Strike:
 
 @dataclass
 class JobInTime:
-    """The job, its simulated time, and a record of what was decided."""
+    """The job, its simulated time, and a record of the decisions."""
 
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     versions: int = 1
@@ -90,7 +90,7 @@ class JobInTime:
         ]
 
     def strike(self, *strikes: Strike) -> None:
-        """Let the job fail by one strike after the other, until it is parked."""
+        """Let the job fail by one strike after the other until it is parked."""
         for one in strikes:
             if self.parked:
                 return
@@ -158,7 +158,7 @@ class JobInTime:
             self._take(strike)
 
     def _take(self, strike: Strike, *, again: bool = False) -> None:
-        """Record the failure of a strike; ``again``: it replaces the incident's last failure."""
+        """Record the failure of a strike; ``again``: this failure replaces the incident's last one."""
         state = self._state
         failure = Failure(
             generation=state.generation,

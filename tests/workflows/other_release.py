@@ -10,11 +10,11 @@ UNREADABLE: dict[str, Any] = {
     "spec": {"name": "new", "script": "/x.py", "order": ["pp", "ep", "dp", "tp"]},
     "machines": [],
 }
-"""The state of a job on a mesh with an axis that only a later release knows."""
+"""The state of a job whose mesh has an axis that only a later release knows."""
 
 
 FAILING = "failing"
-"""The state of a job whose every workflow task fails: it answers nothing."""
+"""The state of a job that answers no query, since each of its workflow tasks fails."""
 
 
 @workflow.defn(name="Job", sandboxed=False)
@@ -33,12 +33,12 @@ class OtherJob:
 
     @workflow.signal(name="stop")
     def stop(self, request: Any) -> None:
-        """End."""
+        """End the job."""
         self.over = True
 
     @workflow.run
     async def run(self, state: Any) -> Any:
-        """Run until stopped."""
+        """Run until the job is stopped."""
         if state == FAILING:
             raise RuntimeError("no task of this workflow succeeds")
         await workflow.wait_condition(lambda: self.over)

@@ -74,7 +74,7 @@ def test_flaps_of_two_ports_count_together(job: Running) -> None:
 def test_a_repeated_or_much_later_alert_evicts_no_machine(job: Running, again_s: float) -> None:
     job.hears(DOWN, 0)
 
-    assert job.hears(DOWN, again_s) == (False, False), "a fault of the same part is recorded once in an hour"
+    assert job.hears(DOWN, again_s) == (False, False), "a fault of the same part is recorded only once in an hour"
 
 
 def test_an_alert_during_an_incident_counts_later(job: Running) -> None:

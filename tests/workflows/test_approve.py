@@ -1,4 +1,4 @@
-"""An operator approves that machines leave a job, by the command or a signal; only the shown machines may leave."""
+"""An operator approves that machines leave a job, by a command or a signal. Only the shown machines may leave."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ASKS = {"evict": {"share": 0.0, "at_least": 0}}
 
 
 async def parked(jobs: Any, handle: Any) -> Any:
-    """Wait until a job is parked; returns the handle of its incident."""
+    """Wait until a job is parked, and return the handle of its incident."""
     await jobs.until(handle, lambda state: state.status == "parked")
     return jobs.client.get_workflow_handle((await handle.query(JobWorkflow.current_state)).incidents[0].id)
 
 
 async def everstep(jobs: Any, folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run the real command against the server of the tests; returns the exit code and both outputs."""
+    """Run the real command against the server of the tests, and return the exit code and both outputs."""
     config = jobs.client.service_client.config
     own = {
         "TEMPORAL_ADDRESS": config.target_host,

@@ -1,4 +1,4 @@
-"""Incidents are cancelled or terminated from outside, at each stage, and the job keeps its copies."""
+"""Incidents are cancelled or terminated from outside, at each stage. The job keeps its copies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STAGES = {
 
 
 async def reach(jobs: Any, stage: str) -> tuple[Any, Any]:
-    """Return a job whose first incident is at a stage, and this incident."""
+    """Return a job whose first incident is at a stage. Also return this incident."""
     policy: dict[str, Any] = {}
     if stage == "backoff":
         jobs.cluster.confirmation = failing_first
@@ -88,7 +88,9 @@ async def test_the_job_waits_for_an_operator_and_keeps_its_copies(jobs: Any, sta
     launched = [int(call.split()[1]) for call in jobs.cluster.calls if call.startswith("launch")]
     assert [one.resolution for one in state.incidents] == [CLOSED_OUTSIDE, ""]
     assert state.incidents[0].headline.startswith("Terminated by" if close is terminate else "Cancelled by")
-    assert jobs.cluster.calls[-1] == f"stop {max(launched)}", "what may run is stopped, and nothing is given back"
+    assert jobs.cluster.calls[-1] == f"stop {max(launched)}", (
+        "ranks that may run are stopped, and no memory is given back"
+    )
     assert "release" not in jobs.cluster.calls
     parked = await jobs.client.get_workflow_handle(state.incidents[1].id).query("stage")
     assert parked["found"].startswith(f"{incident.id} was {'terminated' if close is terminate else 'cancelled'}")
@@ -100,7 +102,9 @@ async def test_the_job_waits_for_an_operator_and_keeps_its_copies(jobs: Any, sta
     assert state.incidents[1].resolution == "resumed by operator"
     assert (state.closed_outside, state.hold) == (0, "")
     closed = [note for note in jobs.cluster.notes if note.incident == incident.id and note.report]
-    assert [note.report.resolution for note in closed] == [CLOSED_OUTSIDE], "the ledger knows that it is closed"
+    assert [note.report.resolution for note in closed] == [CLOSED_OUTSIDE], (
+        "the ledger notes that the incident was closed from outside"
+    )
     await job.signal(JobWorkflow.stop, {"operator": "ada"})
     await job.result()
 
@@ -126,15 +130,15 @@ async def test_launched_ranks_continue_after_their_incident_was_closed(jobs: Any
 def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
     """Return a history in which the incident is cancelled while its signal to the job is under way.
 
-    It is made from a history in which the incident was cancelled later, since Temporal answers a signal within
-    milliseconds.
+    Temporal answers a signal within milliseconds. So this history is made from one in which the incident was cancelled
+    later.
     """
     told = history.to_json_dict()
     events = told["events"]
     kinds = [event["eventType"].removeprefix("EVENT_TYPE_") for event in events]
     sent = len(kinds) - 1 - kinds[::-1].index("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED")
     ended = kinds.index("WORKFLOW_EXECUTION_CANCEL_REQUESTED")
-    # Activities that began in the part that is left out must not end after this part.
+    # Some activities began in the part that is left out. Their ends are left out too.
     last = [event for event, kind in zip(events[ended:], kinds[ended:], strict=True) if "ACTIVITY" not in kind]
     told["events"] = [*events[: sent + 1], *last]
     new = {event["eventId"]: str(at) for at, event in enumerate(told["events"], start=1)}
@@ -146,11 +150,12 @@ def cancelled_while_it_tells(history: WorkflowHistory) -> WorkflowHistory:
 
 
 def quiet(history: WorkflowHistory) -> bool:
-    """Return whether no task, activity or signal is under way, since a part of it would then be left out."""
+    """Return whether no task, activity or signal is under way. A part of it would otherwise be left out."""
     kinds = Counter(event["eventType"].removeprefix("EVENT_TYPE_") for event in history.to_json_dict()["events"])
     sent = kinds["SIGNAL_EXTERNAL_WORKFLOW_EXECUTION_INITIATED"]
     return (
-        # A task that timed out was repeated: on a busy computer the SDK may drop a task with the run that it evicts.
+        # A task that timed out was repeated. On a busy computer, the SDK may drop a task together with the run that it
+        # evicts.
         kinds["WORKFLOW_TASK_SCHEDULED"] == sum(kinds[f"WORKFLOW_TASK_{how}"] for how in ("COMPLETED", "TIMED_OUT"))
         and kinds["ACTIVITY_TASK_SCHEDULED"] == kinds["ACTIVITY_TASK_COMPLETED"]
         and kinds["TIMER_STARTED"] > kinds["TIMER_FIRED"] + kinds["TIMER_CANCELED"]
@@ -203,7 +208,9 @@ async def test_repeatedly_closed_incidents_are_opened_more_and_more_slowly(jobs:
         await jobs.until(job, lambda state, n=number: state.closed_outside == n)
     await job.signal(JobWorkflow.stop, {"operator": "ada"})
 
-    assert (await job.result()).outcome == "stopped", "also while it waits before the next one"
+    assert (await job.result()).outcome == "stopped", (
+        "the job stops even while it waits before it opens the next incident"
+    )
     assert [call for call in jobs.cluster.calls if call.startswith("launch")] == ["launch 1 from -1"]
 
 
@@ -219,7 +226,7 @@ async def test_a_job_can_be_cancelled_after_its_incident_was_closed(jobs: Any) -
 
 @pytest.mark.parametrize("close", [terminate, cancel])
 async def test_a_job_that_is_cancelled_together_with_its_incident_is_stopped(temporal: Client, close: Close) -> None:
-    """One workflow task has both events, as after a batch operation of the Web UI while no worker runs."""
+    """One workflow task gets both events. This happens after a batch operation of the Web UI while no worker runs."""
     cluster, queue = ScriptedCluster(), f"q-{uuid.uuid4().hex[:8]}"
 
     def worker() -> Worker:
@@ -256,7 +263,7 @@ async def test_an_emptied_machine_is_remembered_after_its_incident_was_closed(jo
     state = await jobs.until(job, lambda state: state.status == "parked" and state.incident_count == 2)
     left = await read_closed(jobs.client, incident.id)
 
-    assert state.emptied == [], "the machine was launched on again since"
+    assert state.emptied == [], "ranks were launched on m1 again, so it is not empty any more"
     assert (left.launches, left.resume_step, left.launched, left.emptied) == ([(2, 20)], 20, None, [])
     await job.signal(JobWorkflow.stop, {"operator": "ada"})
     await job.result()

@@ -1,7 +1,7 @@
-"""Direct queries, which no workflow task carries. A run that answers one must not get ahead of its history, so that it
-can be replayed.
+"""Direct queries, which no workflow task carries.
 
-A worker may accept the query or the task first, by chance, so each test has several jobs or updates.
+A run that answers a direct query must not get ahead of its history, since otherwise it cannot be replayed. By chance, a
+worker may accept the query or the task first. So each test has several jobs or updates.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def has_task(handle: WorkflowHandle[Any, Any]) -> None:
 
 
 async def test_an_update_beside_a_query_is_taken(temporal: Client) -> None:
-    """The history sent with a query may already have the begin of the update's task, which is not yet recorded."""
+    """The history that is sent with a query may already have the begin of the update's task, before it is recorded."""
     cluster, queue, runner = ScriptedCluster(), uuid.uuid4().hex, sandbox()
     jobs, flows = Jobs(temporal, cluster, queue), list(WORKFLOWS)
     worker = Worker(temporal, task_queue=queue, workflows=flows, activities=cluster.activities, workflow_runner=runner)

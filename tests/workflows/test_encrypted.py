@@ -1,4 +1,4 @@
-"""If the worker has a key, all data of a job that Temporal stores are encrypted, including errors."""
+"""If the worker has a key, all data of a job that Temporal stores are encrypted, even errors."""
 
 from __future__ import annotations
 

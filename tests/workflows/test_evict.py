@@ -1,4 +1,4 @@
-"""Machines leave a job and are replaced, on a real server; each workflow task replays the history from the start."""
+"""Machines leave a job and are replaced, on a real server. Each workflow task replays the history from the start."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ async def test_the_breaker_of_the_cluster_has_an_operator_asked(jobs: Any) -> No
     await jobs.client.get_workflow_handle(incident).signal(IncidentWorkflow.approve, WHO)
     state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    assert state.evicted_ns == [], "an operator approved it"
+    assert state.evicted_ns == [], "an operator approved the eviction, so it does not count"
 
 
 async def test_the_breaker_has_an_operator_asked(jobs: Any) -> None:

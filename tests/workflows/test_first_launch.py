@@ -56,7 +56,9 @@ async def test_a_job_names_its_run_in_every_command_and_uses_copies_of_its_origi
     jobs.cluster.found = found(*earlier, *memory)
     handle = await jobs.start({"resume_from": 120})
     state = await jobs.until(handle, lambda state: state.status == "running")
-    assert "restore 0 from disk on m0, 1 from disk on m1" in jobs.cluster.calls, "memory of another run is no source"
+    assert "restore 0 from disk on m0, 1 from disk on m1" in jobs.cluster.calls, (
+        "copies in memory are of another run, so only disks are used"
+    )
     assert state.origin_runs == ["20261121-1"]
     assert state.run > "20261121-1"
 

@@ -59,7 +59,7 @@ async def waits(given: ConfirmSteps) -> Confirmation:
 
 
 def answers(*each: Answer) -> Answer:
-    """Return a function that gives one answer after the other, and then repeats the last."""
+    """Return a function that gives one answer after the other, and then always the last one."""
     left = list(each)
 
     def answer(given: ConfirmSteps) -> Any:

@@ -54,7 +54,7 @@ def in_vain(*evicted: str) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 async def struck(jobs: Jobs, **policy: Any) -> Any:
-    """Return a job that made steps and then failed, and whose machines pass all tests."""
+    """Return a job that made steps and then failed. Its machines pass all tests."""
     jobs.cluster.confirmation = in_vain("m1")
     handle = await jobs.start(**policy)
     await jobs.until(handle, lambda state: state.status == "running" and state.showing.kind == "steps")
@@ -63,7 +63,7 @@ async def struck(jobs: Jobs, **policy: Any) -> Any:
 
 
 async def replaying(jobs: Jobs, handle: Any, *, times: int = 1) -> JobState:
-    """Wait until row 0 was started ``times`` times in the replay; the job's history does not show what groups do."""
+    """Wait until row 0 was started ``times`` times in the replay. The job's history does not show what groups do."""
     state = await jobs.until(handle, lambda state: bool(state.incidents) and state.incidents[-1].stage == "replay")
     deadline = time.monotonic() + 60.0
     while jobs.cluster.calls.count("replay row 0") < times:
@@ -88,7 +88,7 @@ async def test_a_replay_finds_a_faulty_machine_which_then_leaves(jobs: Jobs) -> 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     last = [call for call in cluster.calls if call.startswith(("replay", "replace"))]
     both = ["replay column 0", "replay column 1", "replay row 0", "replay row 1"]
-    assert sorted(last[:4]) == sorted(last[4:8]) == both, "what crashed has to crash again"
+    assert sorted(last[:4]) == sorted(last[4:8]) == both, "groups that crashed run again, and must crash again"
     assert last[8:] == ["replace m1"]
 
     child = jobs.client.get_workflow_handle(replay_workflow_id(state.spec.name, 1, 1))
@@ -139,7 +139,7 @@ async def test_an_abandoned_incident_ends_its_replay(jobs: Jobs) -> None:
 
 
 async def test_an_abandoned_replay_in_a_later_run_returns_its_result(jobs: Jobs) -> None:
-    """Each repeat is a separate run of the replay's workflow, and the incident refers to the workflow's id."""
+    """Each repeat is a separate run of the replay's workflow. The incident refers to the workflow's id."""
 
     def group(given: ReplayOnGroup) -> GroupRun:
         if (given.group, given.repeat) == ("column 1", 1):

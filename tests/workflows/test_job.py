@@ -1,4 +1,4 @@
-"""A job and its incidents, on a real server; each workflow task replays the history from the start."""
+"""A job and its incidents, on a real server. Each workflow task replays the history from the start."""
 
 from __future__ import annotations
 

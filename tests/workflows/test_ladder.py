@@ -40,7 +40,7 @@ def in_vain(times: int) -> Callable[[ConfirmSteps], Confirmation]:
 
 
 def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines], Diagnosis]:
-    """Answer that one machine computes wrongly; ``sure``: whether this is sure."""
+    """Answer that one machine computes wrongly. ``sure``: whether this is sure."""
     finding = Finding(inspection="bitwise", reason="other-bits", text="other bits than 3 of 4 machines", sure=sure)
 
     def diagnosis(given: DiagnoseMachines) -> Diagnosis:
@@ -53,7 +53,7 @@ def other_bits(machine: str, *, sure: bool = True) -> Callable[[DiagnoseMachines
 
 
 async def struck(jobs: Jobs, symptom: Symptom = Symptom.CRASH, **policy: Any) -> Any:
-    """Start a job, and report a failure."""
+    """Start a job and report a failure of it."""
     handle = await jobs.running(**policy)
     await handle.execute_update(JobWorkflow.report, anomaly(symptom=symptom))
     return handle

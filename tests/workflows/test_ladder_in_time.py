@@ -1,4 +1,4 @@
-"""Faults of all kinds in simulated time: the ladder climbs only for a fault that is not solved."""
+"""Faults of all kinds in simulated time. The ladder climbs only for a fault that is not solved."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_fault_that_nothing_solves_is_parked_with_what_was_tried_and_begins_af
     job.resume()
     job.strike(Strike(MINUTES, symptom=Symptom.NOT_FINITE))
     assert job.last == [D, R] and not job.parked
-    assert len(job.state.failures) == 2, "the failure after which an operator resumed, and the new one"
+    assert len(job.state.failures) == 2, "only the last failure before the resume and the new failure are kept"
 
 
 def test_a_machine_that_is_gone_parks_no_job_for_what_was_restarted_before_it() -> None:
@@ -221,7 +221,7 @@ def test_a_job_that_fails_seldom_is_not_parked_for_it() -> None:
     assert not job.parked
 
 
-# Laws, which hold for any strikes.
+# The laws below are true for any strikes.
 
 SYMPTOMS = (Symptom.CRASH, Symptom.NOT_FINITE, Symptom.HANG)
 STRIKES = st.builds(

@@ -1,4 +1,4 @@
-"""An incident is resumed many times. Its history stays short, and its state is kept."""
+"""An incident is resumed many times. Its history must stay short, and its state must be kept."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_many_resumes_make_many_short_histories_and_one_report(jobs: Any) 
     told = " ".join(report["stages"])
     assert all(f"resumed by ada {number}" in told for number in range(RESUMES))
     positions = sorted(note.position for note in jobs.cluster.notes)
-    assert positions == list(range(1, len(positions) + 1)), "each entry of the ledger has a place of its own"
+    assert positions == list(range(1, len(positions) + 1)), "each entry of the ledger has its own position"
     await job.execute_update(JobWorkflow.finished, state.generation)
     assert (await job.result()).outcome == "finished"
 
@@ -125,7 +125,7 @@ async def test_an_abandoned_incident_gives_up_after_any_number_of_runs(jobs: Any
 
 
 async def test_an_incident_that_continued_as_new_while_parked_reports_the_xid_of_its_first_stop(jobs: Any) -> None:
-    """Later stops do not report the Xid, since the machine was inspected again after it."""
+    """The machine was inspected again after the first stop. So later stops do not report the Xid."""
     xid = Finding(inspection="kernel-log", reason="xid-79", item="GPU 0", text="it fell off the bus", sure=False)
     seen = MachineFinding(machine="m1", finding=xid.model_copy(update={"since_ns": time.time_ns()}))
 

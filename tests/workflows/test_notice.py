@@ -102,7 +102,7 @@ async def test_a_receiver_that_is_down_is_notified_later_and_delays_no_other(
             result = await handle.result()
 
     assert set(result.taken) == {"mail", "pager"}
-    assert len(back.bodies) == len(pager.bodies) == 1, "who took it is not told again"
+    assert len(back.bodies) == len(pager.bodies) == 1, "a receiver that took the notice is not notified again"
 
 
 async def test_failed_receivers_are_in_the_result(temporal: Client, queue: str, pager: HttpReceiver) -> None:

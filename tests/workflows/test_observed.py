@@ -1,4 +1,4 @@
-"""Faults despite which a job continues, on a real server; each workflow task replays the history from the start."""
+"""Faults despite which a job continues, on a real server. Each workflow task replays the history from the start."""
 
 from __future__ import annotations
 

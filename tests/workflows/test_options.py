@@ -1,4 +1,4 @@
-"""Time limits of activities: a dead worker is noticed long before an activity is given up."""
+"""Time limits of activities. A dead worker is noticed long before an activity is given up."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ COUNT = 5
 
 @dataclass
 class Pooled:
-    """A cluster of five machines, the last of which is a standby, with its pool and a worker that caches nothing."""
+    """A cluster of five machines, the last of which is a standby. It has a pool, and a worker that caches nothing."""
 
     client: Client
     queue: str
@@ -92,7 +92,7 @@ class Pooled:
     async def start(
         self, name: str, *numbers: int, policy: RecoveryPolicy | None = None, code: str = ""
     ) -> WorkflowHandle[JobWorkflow, Any]:
-        """Start a job on these machines; ``code``: the digest of its snapshot."""
+        """Start a job on these machines. ``code`` is the digest of its snapshot."""
         name = f"{name}-{self.queue}"
         return await self.client.start_workflow(
             JobWorkflow.run,
@@ -120,7 +120,7 @@ class Pooled:
         return await asked(handle, "state", ok, kind)
 
     async def is_there(self) -> bool:
-        """Return whether the pool's first poll is done."""
+        """Return whether the pool's first poll is over."""
         try:
             state: PoolState = await self.handle.query("state", result_type=PoolState)
         except RPCError:
@@ -128,7 +128,7 @@ class Pooled:
         return state.known
 
     async def places(self) -> dict[str, str]:
-        """Return the place of each machine, ``m0`` → ``active gpt``."""
+        """Return the place of each machine, for example ``m0`` → ``active gpt``."""
         state: PoolState = await self.handle.query("state", result_type=PoolState)
         return {name: self.place_of(one) for name, one in state.machines.items()}
 
@@ -232,7 +232,7 @@ async def test_a_lease_ends_with_a_job_that_was_terminated_by_hand(pooled: Poole
 
 
 async def test_a_new_pool_finds_out_where_jobs_run(pooled: Pooled) -> None:
-    """The pool learns of the job from agents, since Temporal lists a running workflow only some time later."""
+    """Temporal lists a running workflow only some time later. So the pool learns of the job from agents."""
     state = await pooled.running(await pooled.start("gpt", 0, 1))
     for number in (0, 1):
         here = pb.JobOnMachine(job=state.spec.name, run=state.run, generation=1)
@@ -259,7 +259,7 @@ def replacement(pooled: Pooled, state: JobState, *machines: str, id: str) -> Rep
 
 @pytest.mark.history("pool")
 async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Pooled) -> None:
-    """Until then its memory is kept: the incident stops the ranks, which then resume from their own memory."""
+    """Until then, its memory is kept. The incident stops the ranks, which then resume from their own memory."""
     job = await pooled.start("gpt", 0, 1)
     state = await pooled.running(job)
     left = pb.JobOnMachine(job=state.spec.name, run=state.run)
@@ -272,7 +272,7 @@ async def test_an_evicted_machine_is_cleaned_once_its_job_has_left_it(pooled: Po
     looks = len(pooled.agents[1].asked("describe"))
     await pooled.handle.execute_update("evict", OperatorMove(machine="m2", operator="me"), result_type=str)
     await until(lambda: len(pooled.agents[1].asked("describe")) > looks)
-    assert not pooled.agents[1].asked("release"), "its ranks may step there"
+    assert not pooled.agents[1].asked("release"), "ranks of the job may still step on m1, so it is not cleaned"
 
     await job.signal("incident_machines", args=[1, []])  # the job has no incident 1, so it ignores this
     await job.terminate("by hand")
@@ -297,7 +297,7 @@ async def test_a_job_that_lacks_machines_gets_newly_provisioned_ones(pooled: Poo
     pooled.agents[5].answer(describe=pb.DescribeReply(machine="m5"))
     state = await pooled.until(job, lambda state: state.generation == 2 and state.status == "running")
     assert {machine.name for machine in state.machines} == {"m0", "m3", "m4", "m5"}
-    assert pooled.grown[0] == COUNT + 1, "no more than it lacked"
+    assert pooled.grown[0] == COUNT + 1, "the cluster is asked for no more machines than the job lacks"
     await until(lambda: pooled.grown[-1] == COUNT + 2)  # then the cluster is asked for a standby, too
 
 
@@ -377,7 +377,7 @@ async def test_the_page_shows_the_job_of_each_machine(pooled: Pooled) -> None:
     page = str(found.current_details)
     assert "## 5 machines: 2 active, 1 cordoned, 1 free, 1 standby" in page
     assert "a loud fan" in page
-    assert page.index("m2") < page.index("m0"), "who is out of use comes first"
+    assert page.index("m2") < page.index("m0"), "machines that are out of use come first"
 
 
 async def test_the_code_of_jobs_is_sent_to_idle_machines_once_and_tried_there(pooled: Pooled) -> None:

@@ -1,4 +1,4 @@
-"""Stored histories replay on today's workflows, so a running incident survives a deployment. See ``histories.py``."""
+"""Stored histories replay on today's workflows, so running incidents survive a deployment. See ``histories.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workflows.registry import WORKFLOWS, sandbox
 ROOT = Path(__file__).resolve().parent.parent.parent
 HISTORIES = stored()
 MOST = 15
-"""The largest number of histories; each history shows something that no other history shows."""
+"""The largest number of histories. Each history shows something that no other history shows."""
 ENDS = {Stage.OPEN, Stage.ACCEPTED, Stage.NOT_CONFIRMED, Stage.ABANDONED, Stage.CLOSED}
 """Stages in which an incident does nothing that a history could show."""
 
@@ -37,7 +37,7 @@ def test_the_histories_have_each_workflow_and_each_stage() -> None:
 
     workflows = {workflow._Definition.must_from_class(one).name for one in WORKFLOWS}
     assert {one.workflow_type.name for one in begun} == workflows
-    assert any(one.continued_execution_run_id for one in begun), "one that continued as new"
+    assert any(one.continued_execution_run_id for one in begun), "one of the histories continued as new"
     assert shown >= set(Stage) - ENDS
     assert len(HISTORIES) <= MOST
 

@@ -1,4 +1,4 @@
-"""The replay workflow, on a real server; each task replays the history from the start, and each repeat is a run."""
+"""The replay workflow, on a real server. Each task replays the history from the start, and each repeat is a run."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Carried:
 
     found: Replayed
     begun: Counter[str]
-    """``group/repeat`` → how often the group was begun in that repeat."""
+    """``group/repeat`` → how often the group began in that repeat."""
     histories: list[WorkflowHistory]
-    """The histories of its runs, the newest first."""
+    """The histories of the workflow's runs, the newest first."""
     page: str
 
 
@@ -56,7 +56,7 @@ def wrong_on(machine: str, given: ReplayOnGroup) -> GroupRun:
 
 
 async def replayed(temporal: Client, machines: int, group: Group, **policy: Any) -> Carried:
-    """Replay a job on a number of machines; ``group`` answers for each group."""
+    """Replay a job on a number of machines. ``group`` gives the answer for each group."""
     begun: Counter[str] = Counter()
 
     @activity.defn(name=ReplayOnGroup.name)
@@ -100,7 +100,7 @@ REPEATED = {"replay": {"fault_share": 0.2, "miss_probability": 0.1}}
 async def test_a_worker_that_dies_in_the_middle_of_a_phase_repeats_no_group_that_is_over(
     temporal: Client, repeat: int
 ) -> None:
-    """The worker of row 2 falls silent, as if killed. Only this group begins again."""
+    """The worker of row 2 becomes silent, as if it were killed. Only this group begins again."""
     dead = asyncio.Event()
 
     async def group(given: ReplayOnGroup) -> GroupRun:

@@ -1,4 +1,4 @@
-"""Copies are restored on machines that lost them. The server is real; each task executes a workflow from its start."""
+"""Copies are restored on machines that lost them. The server is real, and each task runs a workflow from its start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def m1_empty(given: StopRanks) -> Evidence:
 
 
 async def lose_m1(jobs: Any, **policy: object) -> tuple[Any, Any]:
-    """Start a job whose m1 is lost; returns the handles of job and incident."""
+    """Start a job whose m1 is lost. Returns the handles of the job and of the incident."""
     jobs.cluster.evidence = m1_empty
     handle = await jobs.running(**policy)
     await handle.execute_update(JobWorkflow.report, anomaly())
@@ -98,7 +98,7 @@ async def test_a_damaged_copy_is_replaced_by_another_copy(jobs: Any) -> None:
     second = [note.text for note in jobs.cluster.notes if note.stage == "decide"][1]
     assert "rank 1 on m0 (backup): the checksum does not hold" in second
     assert "from step 15" in second
-    assert report.recovered, "a failed copy is no attempt"
+    assert report.recovered, "a copy that failed does not count as an attempt"
 
 
 async def test_a_job_does_not_start_over_while_good_copies_are_out_of_reach(jobs: Any) -> None:
@@ -196,7 +196,7 @@ async def test_remote_storage_is_searched_if_no_other_copy_is_left(jobs: Any) ->
 
 
 async def test_a_worker_that_dies_during_a_restore_is_replaced_by_another(jobs: Any) -> None:
-    """The activity runs twice, and agents answer its second run as they answered the first."""
+    """The activity runs twice. Agents answer the second run as they answered the first."""
     brought: set[int] = set()
     attempts = 0
 
@@ -217,7 +217,7 @@ async def test_a_worker_that_dies_during_a_restore_is_replaced_by_another(jobs: 
     assert attempts == 2
     assert report.recovered
     assert [stage.name for stage in report.timings].count("restore") == 1
-    assert "0.0 MB" in report.timings[2].found, "nothing was brought twice"
+    assert "0.0 MB" in report.timings[2].found, "the second attempt copied nothing again"
 
 
 async def test_an_operator_can_abandon_an_incident_during_a_restore(jobs: Any) -> None:
@@ -315,4 +315,6 @@ async def test_a_damaged_large_slot_leads_to_another_choice_before_ranks_start(j
     notes = [note.text for note in jobs.cluster.notes if note.stage == "decide"]
     assert "rank 1 on m1: its contents do not match" in notes[-1]
     assert report.recovered
-    assert len([stage for stage in report.timings if stage.name == "stop"]) == 1, "no generation was started in vain"
+    assert len([stage for stage in report.timings if stage.name == "stop"]) == 1, (
+        "no generation was started from the damaged slot"
+    )

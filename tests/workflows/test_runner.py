@@ -1,4 +1,4 @@
-"""The direct queries after which a run is dropped from the cache."""
+"""The direct queries after which the cache drops a run."""
 
 from __future__ import annotations
 

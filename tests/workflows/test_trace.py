@@ -1,4 +1,4 @@
-"""A hung job is sampled before it is stopped. The server is real; each task executes a workflow from its start."""
+"""A hung job is sampled before it is stopped. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_the_named_machine_leaves_before_the_next_launch(jobs: Any) -> Non
     assert [(answer.rule, answer.machine) for answer in report.asked if answer.yes] == [("hang-culprit", "m1")]
     [note] = [note for note in jobs.cluster.notes if note.stage == Stage.TRACE]
     assert note.text == f"names: {REASON}"
-    assert report.hang.picture.splitlines()[-1] == "  A [B]", "the picture is in the ledger"
+    assert report.hang.picture.splitlines()[-1] == "  A [B]", "the ledger has the picture"
     assert report.headline.endswith(f"rank 1 on m1 ended by SIGKILL: {REASON}")
 
 
@@ -85,7 +85,7 @@ async def test_over_eviction_is_reported_as_over_eviction(jobs: Any) -> None:
 
 
 async def test_without_a_standby_the_job_does_not_wait_for_one(jobs: Any) -> None:
-    """A restart may be enough, since a machine is not the cause of every hang."""
+    """A restart may be enough, since not every hang is caused by a machine."""
     state = await steps_again(jobs, await hung(jobs, named("m1")))
     assert [machine.name for machine in state.machines] == ["m0", "m1"]
     report = jobs.report
@@ -138,7 +138,7 @@ async def test_a_crash_is_not_traced_and_tracing_can_be_turned_off(jobs: Any, sy
 
 
 async def test_samples_of_another_generation_evict_no_machine(jobs: Any) -> None:
-    """The samples are of generation 7, and not of the generation that hangs, so no machine leaves."""
+    """The samples are of generation 7, which does not hang. So no machine leaves."""
     jobs.cluster.standbys = list(STANDBYS)
     handle = await hung(jobs, lambda given: named("m1")(given).model_copy(update={"generation": 7}))
     state = await steps_again(jobs, handle)

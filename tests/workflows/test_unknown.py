@@ -1,4 +1,4 @@
-"""Storage that does not answer is not treated as empty: it is asked again, and then an operator decides."""
+"""Storage that does not answer is not treated as empty. It is asked again, and then an operator decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timers of pending versions: a job is woken when a version is forced, and at no other time."""
+"""Timers of pending versions. A job is woken when a version is forced, and at no other time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Clock:
         await timer
 
     async def run_to(self, hour: float) -> list[float]:
-        """Let time pass; returns the times at which the job was woken."""
+        """Let time pass. Returns the times at which the job was woken."""
         woken = []
         for at, timer in sorted(self.timers, key=lambda one: one[0]):
             if at <= hour and not timer.done():
@@ -54,7 +54,7 @@ async def settled() -> None:
 
 
 def job() -> JobState:
-    """Return a job in which version 3 runs, and version 2 ran well before."""
+    """Return a job in which version 3 runs. Version 2 ran well before."""
     spec = JobSpec(name="gpt", script="/x.py", machines=1, ranks_per_machine=1, version=3)
     code = [CodeVersion(code=name, script="t.py") for name in "abc"]
     versions = [

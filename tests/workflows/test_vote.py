@@ -1,4 +1,4 @@
-"""A slow job is sampled while it continues. The server is real; each task executes a workflow from its start."""
+"""A slow job is sampled while it continues. The server is real, and each task executes a workflow from its start."""
 
 from __future__ import annotations
 

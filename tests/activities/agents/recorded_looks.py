@@ -1,4 +1,4 @@
-"""Recorded hangs (``tests/data/hangs``), in the form in which agents report them."""
+"""Recorded hangs (``tests/data/hangs``), as the answers of agents that are asked for stacks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topol
                 )
             elif (record := _RECORD.fullmatch(path)) and int(record[1]) == look:
                 replies[topology.machine(int(record[2]))].records.add(rank=int(record[2]), record=gzip.compress(data))
-        # A stopped rank had no dump: what is known of it is its state.
+        # A stopped rank answers no request for its stack, so only its state is known.
         for one in known:
             told = {process.pid for reply in replies for process in reply.processes}
             if one["pid"] not in told and one["state"] == "T":

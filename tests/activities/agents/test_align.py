@@ -1,4 +1,4 @@
-"""Aligning ranks: all ranks end the same step and save it, in their own memory and if needed in their backups."""
+"""Alignment of ranks: all ranks end the same step and save it in their own memory and, if needed, in their backups."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shown(
 
 
 def machine(*replies: pb.ProgressReply) -> FakeAgent:
-    """Return an agent that reports these states one after the other, and then nothing more."""
+    """Return an agent that reports these states one after the other, and then reports nothing more."""
 
     return FakeAgent(align_ranks=pb.AlignRanksReply(known=True, farthest=STEP - 1), progress=[*replies, NEVER])
 
@@ -84,7 +84,7 @@ async def test_a_backup_that_does_not_come_is_waited_for_no_longer_than_asked() 
 
 
 async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that get no request for a while continue, because the worker may be gone."""
+    """Ranks that get no request for a while continue, since the worker may be gone. So the request is repeated."""
     monkeypatch.setattr(align_ranks, "ASK_AGAIN_S", 0.01)
     asked: list[int] = []
 
@@ -104,7 +104,7 @@ async def test_ranks_that_wait_for_others_are_asked_again_and_again(monkeypatch:
 async def test_an_alignment_is_given_up_when_no_rank_goes_on(
     step_s: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that hangs makes all others wait. A long step, or one whose duration is not known, is waited for."""
+    """A rank that hangs makes all others wait. A step that is long, or whose duration is unknown, is waited for."""
     monkeypatch.setattr(align_ranks, "STILL_S", 0.5)
     hangs = [shown(1, 9, own=9, backup=9, step_s=step_s)]
     found = await aligned(machine(*STAYS), machine(*hangs), backed_up=[], align_s=4.0)
@@ -132,7 +132,7 @@ async def test_a_backup_that_takes_many_steps_is_waited_for(monkeypatch: pytest.
 async def test_a_rank_that_completed_the_step_may_still_compute_the_next_one(
     ranks: list[list[tuple[int, bool]]], step: int | None
 ) -> None:
-    """A request that comes late finds ranks that are past the step."""
+    """If the request comes late, ranks may already be past the step."""
     agents = [
         machine(*(shown(rank, at, own=at, backup=at, waits=waits) for at, waits in of_rank))
         for rank, of_rank in enumerate(ranks)

@@ -1,4 +1,4 @@
-"""Calls of many agents: how long a silent agent is awaited."""
+"""Calls of many agents at once: how long such a call waits for a silent agent."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ async def test_an_agent_that_neither_works_nor_answers_has_its_patience_and_no_m
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     clock = Clock(monkeypatch)
     with pytest.raises(AgentUnreachable):
-        await call_all.call_while_alive(Frozen(), lambda: never, patience_s)  # type: ignore[arg-type]  # all that it needs
+        await call_all.call_while_alive(Frozen(), lambda: never, patience_s)  # type: ignore[arg-type]  # only describe is used
     assert patience_s <= clock.now_s <= max(patience_s * 1.25, 1.0)

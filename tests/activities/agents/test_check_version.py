@@ -1,4 +1,4 @@
-"""A version is tried on the job's machines before the job runs it."""
+"""A version of the code is tried on the job's machines before the job runs it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def policy(check_s: float) -> RecoveryPolicy:
 
 
 async def checked(agents: Sequence[FakeAgent], *, silent: int = 0, store: VersionStore | None = None) -> VersionChecked:
-    """Try a version on agents and on ``silent`` machines that do not answer; returns the result."""
+    """Try a version on agents, and on ``silent`` machines that do not answer. Returns the result."""
     spec = JobSpec(
         name="gpt",
         script="job.py",
@@ -68,6 +68,7 @@ async def test_each_machine_is_its_own_first_rank() -> None:
 
 
 async def test_what_could_not_be_tried_is_told_once_and_refuses_nothing() -> None:
+    """If some part could not be tried, the version is not refused for that. The text is reported once."""
     partly = Outcome(outcome=Outcome.JOINED, text="whether its sizes fit was not tried")
     found = await checked([agent(JOINED), agent(partly), agent(partly)])
     assert found == VersionChecked(told="whether its sizes fit was not tried")
@@ -107,6 +108,7 @@ async def test_silent_and_slow_machines_are_told_and_refuse_nothing() -> None:
     ],
 )
 async def test_what_is_no_trial_refuses_only_what_is_wrong_with_the_version(error: Exception, refused: bool) -> None:
+    """Only an error in the version itself refuses the version."""
     found = await checked([agent(error), agent(JOINED)])
     assert bool(found.refused) is refused
     assert str(error) in (found.refused or found.told)
@@ -142,7 +144,7 @@ async def test_code_that_is_in_no_store_is_refused(tmp_path: Path) -> None:
 
 
 async def test_what_no_machine_could_try_is_refused() -> None:
-    """For example, no fork server starts with the version's variables, so its ranks could not start either."""
+    """For example, no fork server starts with the version's variables. Then its ranks could not start either."""
     unfit = AgentError("the fork server did not start: ValueError: Invalid format")
     found = await checked([agent(unfit), agent(unfit)], silent=1)
     assert found.refused.startswith("it could not be tried on any machine\nm0: ") and "Invalid format" in found.refused
@@ -165,7 +167,9 @@ async def test_real_agents_try_real_code(tmp_path: Path) -> None:
                 spec = JobSpec(name="gpt", script="job.py", code=taken.digest, cwd=str(tmp_path), policy=policy(60.0))
             given = CheckVersion(job=PlacedJob(spec=spec, machines=[Machine(name="m1", address=running.address)]))
             environment = ActivityEnvironment()
-            environment.info = replace(environment.info, activity_id=taken.digest)  # a new id for each version
+            environment.info = replace(
+                environment.info, activity_id=taken.digest
+            )  # each version is tried by a new activity
             return await perform(given, environment, agents=pool, versions=store)
 
         assert await told("import everstep\neverstep.join()\nraise SystemExit('went on')\n") == VersionChecked()

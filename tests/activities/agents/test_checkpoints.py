@@ -1,4 +1,4 @@
-"""Agents report over gRPC which copies their machines have, and how much room."""
+"""Agents report over gRPC which copies their machines have, and how much room for copies is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times that a machine with a wrong clock reports are corrected, so the first failure and its age are known."""
+"""Times from a machine with a wrong clock are corrected. So the first failure and its age are known."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from everstep.model.machine import Machine
 S = 10**9
 NOW = 10**6 * S
 OFF = st.one_of(st.just(0), st.integers(-(10**5), 10**5).filter(lambda off: abs(off) > 12))
-"""The error of a clock, seconds: none, or large enough to be corrected. A smaller error is not corrected, and could
-change the order of ends that are seconds apart."""
+"""The error of a clock, seconds: either none, or an error that is large enough to be corrected.
+
+A smaller error is not corrected. It could change the order of ends that are only seconds apart.
+"""
 
 
 def crashed(rank: int, at_ns: int) -> pb.RankEnd:
@@ -58,6 +60,7 @@ def test_a_watcher_finds_it_too(off_s: tuple[int, int, int]) -> None:
 
 @given(off_s=OFF)
 def test_milestones_are_told_by_one_clock(off_s: int) -> None:
+    """All milestones are converted to the time of the worker's clock."""
     reply = shows(0, NOW + off_s * S, 5)
     reply.ranks[0].milestones.forked = NOW + off_s * S - 3 * S
     fit_milestones(reply, heard_ns=NOW)
@@ -69,7 +72,7 @@ def test_milestones_are_told_by_one_clock(off_s: int) -> None:
 @pytest.mark.parametrize("says_age", [True, False])
 def test_saves_that_stop_are_noticed_in_the_same_moment(off_s: int, says_age: bool) -> None:
     seconds = noticed(lambda second: off_s, says_age=says_age)
-    assert seconds == 26, "the last save was at second 20, and may be 5 s old"
+    assert seconds == 26, "the last save was at second 20, and is more than 5 s old at second 26"
 
 
 @pytest.mark.parametrize("off_s", [-86_400, 86_400])
@@ -78,7 +81,7 @@ def test_a_clock_that_is_set_meanwhile_hides_nothing(off_s: int) -> None:
 
 
 def noticed(off_s: Any, *, says_age: bool) -> int | None:
-    """Return the second in which a watcher notices that nothing was saved since second 20; a step takes 0.1 s."""
+    """Return the second in which a watcher notices that nothing was saved since second 20. A step takes 0.1 s."""
     job = watched(1)
     for second in range(1, 60):
         reply = shows(0, NOW + (second + off_s(second)) * S, 10 * second)

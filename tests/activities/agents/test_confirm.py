@@ -1,4 +1,4 @@
-"""A launch is watched until it steps, with fake agents."""
+"""A worker watches a launch until all ranks step. The agents are fakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.activities.spoken import serving
 
 
 def shows(rank: int, *generations: int) -> FakeAgent:
-    """An agent with one rank of a generation, which never steps; generation 0: it knows of no job."""
+    """An agent whose only rank never steps. It reports these generations in turn; 0 means that it knows of no job."""
     ranks = [pb.RankProgress(rank=rank, generation=one, alive=True, attached=True) for one in generations]
     replies = [pb.ProgressReply(generation=one.generation, ranks=[one] if one.generation else []) for one in ranks]
     return FakeAgent(progress=[*replies, NEVER])
@@ -71,9 +71,9 @@ def test_steps_of_any_rank_say_that_the_silent_ones_step_as_well(monkeypatch: py
         return heard.silent([state])
 
     assert looks(1.0, -1, "m0", "m1", "m2") == {}
-    assert looks(9.5, -1, "m0", "m1") == {}, "not for long enough"
-    assert looks(1.0, 20, "m0", "m1") == {}, "a step was completed"
+    assert looks(9.5, -1, "m0", "m1") == {}, "m2 is silent for less than 10 s"
+    assert looks(1.0, 20, "m0", "m1") == {}, "a step was completed, so m2 steps too, and its 10 s begin anew"
     assert looks(9.0, 20, "m0", "m1") == {}
     assert looks(1.0, 20, "m0") == {"m2": 10.0}
-    assert looks(10.0, 20) == {}, "where nobody is heard, it may be we who are cut off"
+    assert looks(10.0, 20) == {}, "if no machine is heard, this worker itself may be cut off"
     assert Heard(["m0"], 0.0).silent([]) == {}

@@ -1,4 +1,4 @@
-"""The conversion of a job's settings to messages for agents, and of the agents' answers from messages."""
+"""A job's settings are converted to messages for agents, and the agents' answers are converted from messages."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def test_ranks_of_a_machine_are_consecutive() -> None:
 
 
 def test_only_what_is_read_at_import_makes_a_fork_server_of_its_own() -> None:
+    """Only a variable that is read at import needs a separate fork server."""
     spec = JobSpec(name="job", script="/job.py", env={"PYTHONHASHSEED": "0", "LR": "1", "NCCL_DEBUG": "INFO"})
 
     assert import_environment(spec) == {"PYTHONHASHSEED": "0"}
@@ -89,7 +90,7 @@ def test_each_machine_is_told_where_the_backups_of_its_ranks_go() -> None:
 
 
 def test_agents_are_told_all_of_the_checkpoint_policy_that_is_theirs() -> None:
-    """A new field of the policy must be sent to the agents, or be listed here as used by the control plane."""
+    """A new field of the policy must be sent to the agents, or be listed here as a field of the control plane."""
     options = {field.name for field in checkpoint_options(JobSpec(name="job", script="/job.py")).DESCRIPTOR.fields}
 
     ours = {"disk_every_min", "state_mb_per_rank", "max_unsaved_steps", "max_unsaved_s", "verify_at_stop_mb"}

@@ -1,4 +1,4 @@
-"""The activity that diagnoses machines combines the results of their agents; silent machines are unknown."""
+"""The activity that diagnoses machines combines the answers of their agents. A silent machine's verdict is unknown."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_odd_bits_name_a_machine() -> None:
 
 @pytest.mark.parametrize("test", BETWEEN)
 async def test_a_machine_that_fails_with_all_is_named(test: str) -> None:
-    """Its partners say that they failed as well: here they say that all is well, and the pair failed all the same."""
+    """In a real test its partners fail too. Here they report success, but the pair has still failed."""
     agents = [FakeAgent.empty(f"m{n}", **({"diagnose": failing(test)} if n == 1 else {})) for n in range(5)]
     found, _ = await diagnosed(agents, *BETWEEN)
 
@@ -146,4 +146,4 @@ async def test_an_agent_that_goes_away_is_asked_again_for_the_same_diagnosis() -
     assert found.verdict is Health.HEALTHY
     assert len({request.request_id for request in agent.asked("diagnose")}) == 1
     assert tried == 2
-    assert [one.results for one in found.machines] == [[]], "what healthy tests measured is not kept"
+    assert [one.results for one in found.machines] == [[]], "the measurements of a healthy machine are dropped"

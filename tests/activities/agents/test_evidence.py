@@ -1,4 +1,4 @@
-"""The evidence made from the machines' answers has all facts for the decision, and fits into a workflow's history."""
+"""Evidence made from the machines' answers has all facts for the decision, and fits into a workflow's history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_agent_says_what_ended_its_ranks_and_is_believed() -> None:
 
     assert first
     assert (first.reason, first.consequence, first.evidence, first.place) == ("gloo-timeout", True, ["late"], "")
-    assert second is None, "rank 1 lived until the stop"
+    assert second is None, "rank 1 lived until the stop, so its end has no class"
 
 
 def checkpoint(rank: int, step: int, **more: Any) -> pb.HeldCheckpoint:
@@ -95,7 +95,7 @@ def test_files_of_one_name_on_local_disks_are_copies_of_their_own() -> None:
 
 
 def answers(ranks: int, *, raised: bool) -> dict[str, pb.StopReply]:
-    """Return the answers of machines with 8 ranks each; each rank has copies of three steps in three tiers."""
+    """Return the answers of machines with 8 ranks each. Each rank has copies of three steps in three tiers."""
     random = Random(ranks)
     told: dict[str, pb.StopReply] = {}
     for machine in range(ranks // 8):
@@ -243,7 +243,9 @@ def test_what_could_not_be_looked_at_is_named_by_reason_and_remote_storage_is_on
         Unlisted(tier=Tier.DISK, machines=["m0", "m1"], reason="hangs"),
         Unlisted(tier=Tier.DISK, machines=["m3"], reason="its agent does not answer"),
     ]
-    assert unlisted_of(told, ["m3"], remote_asked=True) == disks, "m0 and m2 list remote storage, so it is not named"
+    assert unlisted_of(told, ["m3"], remote_asked=True) == disks, (
+        "m0 and m2 could list remote storage, so it is not unlisted"
+    )
     only_m1 = {"m1": told["m1"]}
     assert unlisted_of(only_m1, remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="denied")
     assert unlisted_of({}, ["m0"], remote_asked=True)[-1] == Unlisted(tier=Tier.REMOTE, reason="no agent answers")
@@ -264,7 +266,7 @@ def test_a_stop_says_which_disks_are_unknown_and_which_steps_were_asked_for() ->
 
 
 def test_a_victim_stays_one_where_its_output_is_left_out() -> None:
-    """The exception alone does not show that the rank is a victim; its output does."""
+    """The exception alone does not show that the rank is a victim. Only its output does."""
     closed = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4213"
     tail = (
         f"{closed}\n\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: stage 1\n"

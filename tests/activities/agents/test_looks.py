@@ -48,7 +48,7 @@ def job(topology: Topology) -> JobSpec:
 
 
 async def seen(name: str, other: dict[int, FakeAgent] | None = None, **of: Any) -> tuple[list[RankLook], Judged, int]:
-    """What looks at a recorded job say; ``other``: agents of some machines instead."""
+    """Return the samples of a recorded job, their judgement and the rank at fault; ``other`` replaces some agents."""
     topology, culprit, told = looks(name, **of)
     agents = [telling([one[index] for one in told]) for index in range(topology.machines)]
     for index, agent in (other or {}).items():
@@ -99,7 +99,7 @@ async def test_the_scripts_own_order_is_of_no_machine() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        FakeAgent(),  # of an earlier release
+        FakeAgent(),  # an agent of an earlier release does not know this request
         FakeAgent(stacks=AgentUnreachable("away")),
         FakeAgent(stacks=UnknownJob("gpt is not here")),
         FakeAgent(stacks=pb.StacksReply(machine="m0", generation=2)),

@@ -82,7 +82,7 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
 
 
 async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searching the list of all machines once for each machine would take a second with 2,000 machines."""
+    """A search in the list of all machines for each machine would take a second with 2,000 machines."""
     store = pb.StartStoreReply(host="m0", port=1)
     agents, pool = (
         [FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)) for _ in range(12)],
@@ -112,7 +112,7 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
     async with running_agent(tmp_path / "agent") as agent:
         machines, pool = [Machine(name="m1", address=agent.address)], AgentClients()
         job, environment = PlacedJob(spec=spec, machines=machines), ActivityEnvironment()
-        # The agent was silent when the job was prepared, so the incident's stop is its first command.
+        # The agent was silent when the job was prepared. So the incident's stop is the first command that it gets.
         await perform(StopRanks(job=job, generation=1), environment, agents=pool)
         launched = await asyncio.wait_for(
             perform(LaunchRanks(job=job, generation=2, resume_step=0), environment, agents=pool), 60
@@ -121,7 +121,7 @@ async def test_a_machine_that_was_never_prepared_takes_part_in_a_reattempt(tmp_p
         living = [rank.alive for job in (await agent.client.describe()).jobs for rank in job.ranks]
         assert living == [True]
         await perform(ReleaseMachines(job=job), environment, agents=pool)
-        with pytest.raises(ApplicationError, match="over"):  # an attempt after the release starts nothing
+        with pytest.raises(ApplicationError, match="over"):  # a launch after the release starts nothing
             await perform(LaunchRanks(job=job, generation=3, resume_step=0), environment, agents=pool)
         await pool.close()
 
@@ -139,7 +139,7 @@ async def test_a_variable_that_a_machine_lacks_is_named_before_anything_is_start
 
 @pytest.mark.parametrize("part", ["prepare", "launch"])
 async def test_a_machine_that_stands_still_is_given_up_where_another_may_come(part: str) -> None:
-    """Such a machine is given up within seconds, without another request, because a standby can replace it."""
+    """Another machine can replace this one. So it is given up within seconds, and without another request."""
     spec, pool = JobSpec(name="job", script="/job.py", machines=2), AgentClients()
     store = pb.StartStoreReply(host="m0", port=1)
     well = FakeAgent(prepare=pb.PrepareReply(fork_server_pid=1), start_store=store, launch=pb.LaunchReply(generation=2))
@@ -176,8 +176,10 @@ async def test_a_machine_with_other_libraries_than_the_job_has_is_refused() -> N
             return await perform(given, agents=pool)
 
         with pytest.raises(ApplicationError, match=r"m0 has torch 2\.9\.1 instead of 2\.8\.0") as caught:
-            await prepared([machines[2], other])  # a machine that does not answer is not waited for
+            await prepared([machines[2], other])  # machines[2] does not answer, and is not waited for
         assert caught.value.non_retryable
-        assert await prepared([machines[3]]) == 0.0, "the machine compared with reports no libraries"
+        assert await prepared([machines[3]]) == 0.0, (
+            "the other machine reports no libraries, so there is nothing to compare"
+        )
         assert await prepared([new]) == await prepared([]) == 0.0
         await pool.close()

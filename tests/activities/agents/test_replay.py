@@ -1,4 +1,4 @@
-"""A trial of a replay: a job's script on a group of machines, with real agents and ranks."""
+"""A trial of a replay runs a job's script on one group of machines. Here the agents and ranks are real."""
 
 from __future__ import annotations
 
@@ -168,8 +168,11 @@ async def test_a_group_that_comes_to_no_first_step_says_so(two: list[RunningAgen
 
 
 async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:
-    """As after a time in which the server heard nothing of a worker that lives: the same request ids, and the ranks of
-    the first attempt, which ends nothing any more."""
+    """A second attempt of the activity uses the ranks that the first attempt started.
+
+    The server heard nothing of the first worker for a while and began the second attempt, which sends the same request
+    ids. The first worker still lives, but must not end the ranks any more.
+    """
     pool, asked, environment = AgentClients(), given(two, "hang"), ActivityEnvironment()
     first = asyncio.create_task(perform(asked, environment, agents=pool))
     await both_run(two)
@@ -180,7 +183,7 @@ async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[Runn
     found = await asyncio.wait_for(perform(short, agents=pool), 60)
     assert found.end is RunEnd.HUNG and await jobs_of(two) == []
     logs = [path.read_text() for agent in two for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
-    assert sum(log.count("--- everstep: rank") for log in logs) == 2, "no rank began twice"
+    assert sum(log.count("--- everstep: rank") for log in logs) == 2, "each of the two ranks was started only once"
     await pool.close()
 
 
@@ -210,8 +213,10 @@ async def test_a_replay_that_is_cancelled_ends_its_ranks(two: list[RunningAgent]
 
 
 async def test_replays_are_their_jobs_and_never_run_beside_it(two: list[RunningAgent]) -> None:
-    """The launch of the job or of another replay, and the end of the job, end what a replay left on the machine. No
-    replay begins while the job runs."""
+    """A replay left on a machine is ended by a launch of the job or of another replay, and by the end of the job.
+
+    While the job runs, no replay begins.
+    """
     agent, script = two[0], str(two[0].folder.parent / "job.py")
 
     async def launch(job: str, generation: int) -> None:

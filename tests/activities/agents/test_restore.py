@@ -1,4 +1,4 @@
-"""The restore of copies: failures are named, and the activity stops waiting when that cannot help any more."""
+"""The restore of copies. Failures are named, and the activity stops waiting when waiting cannot help any more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def there(shard: pb.ShardSource) -> pb.ShardRestored:
 
 
 def keepers(*answers: Answer) -> list[FakeAgent]:
-    """Return four agents; the last of them answer each shard with these answers, the others have every copy."""
+    """Return four agents. The last of them answer each shard with these answers, and the others have every copy."""
 
     def keeper(answer: Answer) -> FakeAgent:
         return FakeAgent(restore=lambda request: pb.RestoreReply(shards=map(answer, request.shards)))

@@ -1,4 +1,4 @@
-"""Snapshots of code are brought to machines that lack them."""
+"""Workers send snapshots of code to machines that lack them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ async def test_those_that_lack_it_get_it_and_the_store_is_read_once(
 
     async def counted(digest: str) -> StoredCode:
         reads.append(digest)
-        # Else one may have got it before the other says that it lacks it.
+        # Wait until both agents have said that they lack the code. Otherwise one agent may have received it before the
+        # other one says so.
         while shipment.wanted < 2:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         return await read(digest)
@@ -97,7 +98,7 @@ async def test_a_store_is_not_asked_where_nobody_lacks_it(kept: Kept) -> None:
     async with reached([FakeAgent(has_code=pb.HasCodeReply(digests=[kept.digest]))]) as (pool, machines):
         async with Shipment(None, kept.digest, print) as shipment:
             await shipment.supply(pool.get(machines[0].address))
-        async with Shipment(None, "", print) as nothing:  # a job that runs in place: not even the agent is asked
+        async with Shipment(None, "", print) as nothing:  # the job runs in place, so no agent is asked
             await nothing.supply(pool.get("127.0.0.1:1"))
 
 
@@ -149,7 +150,7 @@ async def test_a_large_archive_goes_piece_by_piece() -> None:
 
 
 async def test_a_real_agent_takes_what_is_larger_than_a_message(tmp_path: Path) -> None:
-    """Random text, which gzip cannot make small."""
+    """The code is random text, which gzip cannot compress below the size of a message."""
     kept = await asyncio.to_thread(Kept, tmp_path, os.urandom(3_000_000).hex())
     async with running_agent(tmp_path / "agent") as agent:
         async with Shipment(kept.store, kept.digest, print) as shipment:
@@ -167,7 +168,7 @@ def launch(spec: JobSpec, machines: list[Machine]) -> LaunchRanks:
 
 
 def launching(digest: str, **answers: object) -> FakeAgent:
-    """An agent that launches once it has the code."""
+    """An agent that can launch only after it received the code."""
     agent = FakeAgent(
         start_store=pb.StartStoreReply(host="m0", port=1),
         prepare=pb.PrepareReply(seconds=0.5),

@@ -1,4 +1,4 @@
-"""One round of the vote that finds a slow machine, with fake agents: which machine gets the flag, and why."""
+"""One round of the vote that finds a slow machine: which machine gets the flag, and why. The agents are fakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def paced(
     Args:
         rank: Its number.
         generation: Its generation.
-        waited_s: How long it waits for a CPU in each step, seconds; before, it did not wait.
+        waited_s: How long it waits for a CPU in each step, seconds. Before, it did not wait.
         step_s: The duration of a step now, seconds.
         at_look_s: The duration of a step when ``waited_s`` was measured, seconds.
     """
@@ -90,12 +90,12 @@ async def test_the_machine_for_which_the_others_wait_has_the_flag_and_its_own_pa
     assert (found.flagged, found.machines, found.ranks) == (f"m{machine}", [f"m{machine}"], [culprit])
     assert found.longer == {f"m{machine}": "no CPU"}
     assert set(kept) == {2} and len(kept) == looks("deadlock")[0].machines, (
-        "the ledger has the first samples, of all machines"
+        "the ledger has the first sample of each machine"
     )
 
 
 async def test_what_a_rank_computes_is_held_against_the_steps_in_which_it_was_looked_at(tmp_path: Path) -> None:
-    """The steps have become longer since the rank's CPU time was measured; it is measured only every few steps."""
+    """Steps became longer after the rank's CPU time was measured. CPU time is measured only every few steps."""
     _, culprit, _ = looks("deadlock")
     found, machine, _ = await voted(tmp_path, "deadlock", slow=culprit // 2, step_s=0.9, at_look_s=0.4)
     assert found.longer == {f"m{machine}": "no CPU"}

@@ -1,4 +1,4 @@
-"""The contract of all kinds of clusters, and clusters whose machines are listed in a file."""
+"""What every kind of cluster must do, and clusters whose machines are listed in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures of the ledger's tests: each test runs on SQLite and on a scratch PostgreSQL cluster."""
+"""Fixtures for tests of the ledger. Each test runs on SQLite, and on a temporary PostgreSQL cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.postgres import SWITCHED_OFF, SWITCHED_OFF_REASON, Postgres
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URL of a scratch PostgreSQL cluster, without the database's name."""
+    """The URL of a temporary PostgreSQL cluster, without the database's name."""
     server = Postgres()
     try:
         server.start()

@@ -19,7 +19,7 @@ ID = "incident/gpt/0001"
 
 
 def conclusion(lost_steps: int | None, *, confirmed: bool = True) -> WriteConclusion:
-    """The last entry of an incident that was seen after 100 s and over after 110."""
+    """The last entry of an incident that was seen at 100 s and was over at 110 s."""
     confirmation = Confirmation(
         generation=2, ok=True, reason="all stepped", stepped_ns=110 * S, completed_steps=21, parts={"next step": 1.5}
     )
@@ -66,7 +66,7 @@ async def test_the_time_in_which_lost_steps_are_done_again_is_known(
 ) -> None:
     with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         ledger.job_started(JobSpec(name="gpt", script="/srv/train.py"), started_ns=1)
-        for _ in range(2):  # an attempt of the activity that nobody heard of
+        for _ in range(2):  # the answer of the first attempt was lost, so the activity runs again
             await perform(given, ledger=ledger)
 
         assert [one for one in ledger.intervals("gpt") if one.kind == "lost steps"] == again

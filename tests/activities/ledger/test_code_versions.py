@@ -1,4 +1,4 @@
-"""Code versions in the ledger, which has the newest state of each version of each run."""
+"""Code versions in the ledger. It keeps the newest state of each version of each run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def version(number: int, status: VersionStatus = VersionStatus.RUNNING, **more: 
 
 
 def test_the_newest_state_is_kept_in_whatever_order_states_arrive(ledger: Ledger) -> None:
-    """Attempts of an activity overlap, so the states may arrive in any order."""
+    """Attempts of an activity may overlap. So the states may arrive in any order."""
     states = [VersionStatus.CHECKING, VersionStatus.PENDING, VersionStatus.RUNNING]
     for run, order in enumerate(itertools.permutations(range(3)), start=1):
         ledger.job_started(SPEC, started_ns=run * 100)

@@ -1,4 +1,4 @@
-"""The ledger returns each entry once, even if it was written twice, late or with invalid text."""
+"""The ledger returns each entry exactly once, even if the entry was written twice or late, or has invalid text."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_an_incident_was_in_the_end_replaces_what_was_seen_first(ledger: Le
     failure = Failure(generation=1, step=20, symptom=Symptom.EXCEPTION, cause="ValueError", time_ns=100 * S)
     ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)
     ledger.incident_closed(ID, report(failures=[failure]), closed_ns=104 * S)
-    ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)  # an attempt that is late
+    ledger.incident_opened(ID, anomaly(), opened_ns=101 * S)  # the first write is repeated late
     found = ledger.incident(ID)
     assert found is not None and found.anomaly is not None
     assert (found.symptom, found.anomaly["symptom"]) == ("exception", "crash")
@@ -201,13 +201,13 @@ def test_a_writer_that_is_frozen_holds_up_nobody_for_ever(url: str, monkeypatch:
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_writer_in_whose_transaction_nothing_happens_loses_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's lock ends with its process; PostgreSQL's would stay as long as the connection."""
+    """SQLite's lock ends with its process. PostgreSQL would keep the lock as long as the connection exists."""
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)
     where = database.LedgerUrl(url)
     frozen = database.connect(where)
     with pytest.raises(LedgerError), database.writing(frozen, where, "gpt") as connection:
         connection.execute(text("SELECT pg_sleep(0.05)"))
-        time.sleep(1.0)  # the bound is 0.2 s
+        time.sleep(1.0)  # the server ends a transaction in which nothing happens for 0.2 s
         connection.execute(text("SELECT 1"))
     frozen.dispose()
 
@@ -249,7 +249,7 @@ def test_ettr_counts_launches_incidents_and_what_was_noted(ledger: Ledger) -> No
 
 
 def running(ledger: Ledger) -> None:
-    """A job that steps since 1,010 s."""
+    """Write a job that has been stepping since 1,010 s."""
     ledger.job_started(spec(), started_ns=1000 * S)
     ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1000 * S)
     ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
@@ -266,7 +266,7 @@ def test_a_hang_was_not_productive_before_it_was_noticed(ledger: Ledger) -> None
 
 
 def test_a_hang_is_not_productive_before_its_incident_is_opened(ledger: Ledger) -> None:
-    """Between the last step and the incident, ten minutes later, the ratio rose."""
+    """If the time after the last step counted as productive, the ratio would rise until the incident is opened."""
     running(ledger)
     quiet = [ledger.ettr("gpt", now_ns=now * S, quiet_since_ns=1100 * S) for now in (1110, 1200, 1700)]
     assert [one.seconds["productive"] for one in quiet if one] == [90, 90, 90]
@@ -274,7 +274,9 @@ def test_a_hang_is_not_productive_before_its_incident_is_opened(ledger: Ledger) 
     assert last is not None and last.ratio == pytest.approx(0.5)
     ledger.job_ended("gpt", ended_ns=1120 * S, outcome="finished")
     ended = ledger.ettr("gpt", now_ns=1700 * S, quiet_since_ns=1100 * S)
-    assert ended is not None and ended.seconds["productive"] == 110, "its end is known now, and was no hang"
+    assert ended is not None and ended.seconds["productive"] == 110, (
+        "the job has finished, so the time after its last step was no hang"
+    )
 
 
 def test_an_end_that_was_never_noted_costs_nothing_beyond_the_next_step(ledger: Ledger) -> None:
@@ -297,7 +299,7 @@ def test_a_job_that_never_stepped_was_never_productive(ledger: Ledger, outcome: 
     ledger.job_ended("gpt", ended_ns=1100 * S, outcome=outcome)
     found = ledger.ettr("gpt", now_ns=9999 * S)
     assert found is not None
-    assert found.ratio == ratio, "one that finished without showing a step may have been"
+    assert found.ratio == ratio, "a finished job may have been productive without showing a step"
     assert found.unknown == (("no step of the job was seen",) if ratio is None else ())
 
 

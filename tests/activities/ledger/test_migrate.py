@@ -1,4 +1,4 @@
-"""Opening a database that is a new, old, newer or damaged ledger, no ledger, unreachable, or opened by many."""
+"""New, old, newer and damaged ledgers are opened, also by many processes at once. Other databases are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SAMPLES = {
         "INSERT INTO incident_verdicts VALUES (1, 7, 9, 'code', 'ada', 'a deadlock')",
     ],
 }
-"""Revision → statements that add rows to its tables; each new revision needs an entry."""
+"""Revision → statements that add rows to its tables. Each new revision needs an entry."""
 
 WRITER = """
 import sys
@@ -147,7 +147,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
             connection.execute(text("CREATE TABLE theirs (id INTEGER)"))
             connection.execute(
                 text("CREATE INDEX ix_incidents_id ON theirs (id)")
-            )  # collides with an index, after some tables were created
+            )  # this index collides with one of the ledger's, after some tables were created
         with pytest.raises(LedgerError, match="already exists"):
             Ledger.open(url)
         assert inspect(engine).get_table_names() == ["theirs"]
@@ -160,7 +160,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
 
 
 def newer(url: str, *changes: str) -> None:
-    """Make a ledger of a later release, with these changes of the schema."""
+    """Make a ledger of a later release, with these changes of its schema."""
     Ledger.open(url).close()
     engine = create_engine(LedgerUrl(url).url)
     with engine.begin() as connection:

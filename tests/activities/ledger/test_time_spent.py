@@ -1,4 +1,4 @@
-"""The causes of the time that runs of jobs spent, from the ledger's rows."""
+"""How the time of a job's runs was spent, by causes, as computed from the ledger's rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID = "incident/gpt/0001"
 
 
 def running(ledger: Ledger) -> None:
-    """Record a job that steps from 1,010 s on, hangs at 1,100 s, and whose hang is seen 4 s later."""
+    """Record a job that steps from 1,010 s on, and hangs at 1,100 s. The hang is seen 4 s later."""
     ledger.job_started(JobSpec(name="gpt", script="/train.py"), started_ns=1000 * S)
     ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=1000 * S)
     ledger.generation_stepped("gpt", 1, stepped_ns=1010 * S)
@@ -40,7 +40,7 @@ def report(resolution: str = "reattempt", **seconds: float) -> IncidentReport:
 
 
 def lost(ledger: Ledger, job: str | int = "gpt", **options: object) -> list[dict[str, float]]:
-    """Return the causes that took time, except productive steps, with their seconds, for each period."""
+    """Return for each period the causes that took time, with their seconds. Productive steps are left out."""
     spent = ledger.time_spent(job, now_ns=1200 * S, **options) or []  # type: ignore[arg-type]
     for one in spent:
         assert one.ettr.seconds["productive"] == one.causes["productive"]

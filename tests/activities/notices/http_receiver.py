@@ -47,7 +47,7 @@ def drips(handler: BaseHTTPRequestHandler) -> None:
 
 @dataclass
 class HttpReceiver:
-    """The received notices, and the answer to each."""
+    """Keeps the received notices, and gives the chosen answer to each."""
 
     url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)

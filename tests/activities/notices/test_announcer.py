@@ -34,7 +34,7 @@ UI = "http://127.0.0.1:8233/"
 
 @dataclass
 class Told:
-    """Jobs on a scripted cluster, with one receiver that gets all notices."""
+    """Jobs on a scripted cluster, with a receiver that gets all notices."""
 
     client: Client
     queue: str
@@ -46,7 +46,7 @@ class Told:
         return Announcer(self.client, self.settings, self.queue, UI, **more)
 
     async def looked(self, *announcers: Announcer, count: int) -> list[dict[str, Any]]:
-        """Poll until ``count`` notices have arrived, since Temporal lists workflows late; returns all notices."""
+        """Poll until ``count`` notices have arrived, since Temporal lists workflows late. Returns all notices."""
         while len(self.pager.bodies) < count:
             await asyncio.gather(*(one.look() for one in announcers))
             await asyncio.sleep(0.1)
@@ -83,7 +83,7 @@ async def told(temporal: Client, pager: HttpReceiver) -> AsyncIterator[Told]:
 
 
 async def parked(told: Told) -> WorkflowHandle[Any, Any]:
-    """Start a job that loses a machine and is parked, because there is no standby; returns its handle."""
+    """Start a job that loses a machine. It is parked, because there is no standby. Returns the job's handle."""
     told.jobs.cluster.evidence = gone("m1")
     handle = await told.jobs.start(silence={"evict_s": 0.0})
     await told.jobs.until(handle, lambda state: state.status == "running")
@@ -113,7 +113,7 @@ async def test_several_announcers_announce_each_parking_once(told: Told) -> None
     before = body["id"]
     _, again = await told.looked(first, second, count=2)
     assert again["kind"] == "parked"
-    assert again["id"] != before, "it was parked again, which is another event"
+    assert again["id"] != before, "the job was parked again, so this is another event"
     await incident.signal(IncidentWorkflow.abandon, {"operator": "ada"})
     *_, failed = await told.looked(first, second, count=3)
     assert (failed["kind"], failed["job"]) == ("job-failed", body["job"])
@@ -202,7 +202,7 @@ async def test_missing_standbys_and_second_evictions_are_announced(told: Told) -
     first, second = told.announcer(short_for_s=0.0), told.announcer(short_for_s=0.0)
     with structlog.testing.capture_logs() as logs:
         await first.look()
-    assert logs == [], "there is no pool"
+    assert logs == [], "a cluster without a pool causes no log"
 
     standby = machine("m1", PoolPlace.STANDBY)
     handle = await told.client.start_workflow(

@@ -1,4 +1,4 @@
-"""Valid and invalid files of receivers, and the error messages about the invalid files."""
+"""Files that describe receivers. Valid files are read, and the error messages about invalid files are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of ``.gitignore``, against git itself."""
+"""The rules of ``.gitignore`` in everstep give the same files as git itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ PIECES = [
 ]
 PIECES += ["[[:alpha:]]", "[[:odd:]]", "[\\]-]", "[-a]", "[b-a]", "[a-]", "-", "[", "\t", "/**/", "**/", "/**"]
 LINE = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
-# Two stars right after other characters are as one, says git's manual; git itself forgets that where these are plain.
+# Git's manual says that two stars right after other characters count as one. Git itself does not obey this where the
+# characters are plain.
 LINES = st.lists(LINE.filter(lambda line: not re.search(r"[^/!]\*\*", line)), max_size=4).map("\n".join)
 TREE = [f"{one}/{two}" for one in PARTS[:4] for two in PARTS] + [
     f"b/{one}/{two}" for one in PARTS for two in ("a", "b.bin")

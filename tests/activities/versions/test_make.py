@@ -1,4 +1,4 @@
-"""Versions are made from real folders and git repositories and put into a real store; their changes are described."""
+"""Versions are made from real folders and git repositories, and put into a real store. Their changes are described."""
 
 from __future__ import annotations
 

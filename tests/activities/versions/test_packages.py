@@ -1,4 +1,4 @@
-"""Which distributions an interpreter has."""
+"""Which distributions an interpreter has installed."""
 
 from __future__ import annotations
 

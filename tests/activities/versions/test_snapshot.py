@@ -1,4 +1,4 @@
-"""The files of a snapshot, compared with real git, and the folders that are refused."""
+"""Which files a snapshot has, compared with real git, and which folders are refused."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Place:
         )
 
     async def begin(self, name: str, state: object, *, other: str = "") -> None:
-        """Start a job that says ``state`` of itself; ``other``: on the task queue of another cluster."""
+        """Start a job whose workflow answers queries with ``state``. ``other``: its queue is of another cluster."""
         await self.client.start_workflow("Job", state, id=job_workflow_id(name), task_queue=self.queue + other)
 
     async def until_watched(self, listeners: int) -> None:

@@ -1,4 +1,4 @@
-"""An agent may forget an observation only once the workflow or the ledger has it."""
+"""An agent may forget an observation only when the workflow or the ledger has it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,23 @@ async def test_what_happened_to_a_machine_is_dealt_with_once_it_is_written_down(
     end = pb.RankEnd(rank=0, exit=pb.Exit(kind=pb.Exit.SIGNAL, value=9, time_ns=S))
     known.ended("m0", pb.Observation(sequence=7, generation=1, rank_ended=end))
     known.reported.add(1)
-    assert (known.handled("m0", name), known.handled("m0", OF_NO_JOB)) == (4, 0), "5 and 3 are not written yet"
+    assert (known.handled("m0", name), known.handled("m0", OF_NO_JOB)) == (4, 0), (
+        "observations 5 and 3 are not in the ledger yet"
+    )
     written[6].set_result(None)
     assert known.handled("m0", OF_NO_JOB) == 2
     written[3].set_result(None)
     assert known.handled("m0", OF_NO_JOB) == 6
     known.acknowledged("m0", OF_NO_JOB, 6)
-    assert known.handled("m0", OF_NO_JOB) == 0, "there is nothing more to be forgotten"
+    assert known.handled("m0", OF_NO_JOB) == 0, (
+        "observation 6 was acknowledged, so there is nothing more to acknowledge"
+    )
     written[5].set_result(None)
     assert known.handled("m0", name) == 7
 
 
 async def test_an_agent_that_lost_its_log_counts_anew() -> None:
+    """The log of a new agent begins with observation 1 again."""
     known, loop = Acknowledgements(), asyncio.get_running_loop()
     written = [loop.create_future() for _ in range(2)]
     known.noted("m0", pb.Observation(sequence=500), written[0])

@@ -132,7 +132,7 @@ def test_all_machines_learn_which_step_all_have_on_disk() -> None:
 
 @pytest.mark.parametrize("ahead_s", [-86_400, 86_400])
 def test_the_age_of_a_copy_does_not_depend_on_the_clocks_of_machines(ahead_s: int) -> None:
-    """The policy CHECKPOINT wants a copy on disk each minute."""
+    """The job's policy is ``CHECKPOINT``, with a copy on disk each minute."""
     job, asked = watched(), []
     for second in range(100_000, 100_100):
         for rank, off in ((0, 0), (1, ahead_s)):
@@ -218,7 +218,7 @@ def test_the_report_of_an_emptied_machine_has_the_time_since_the_last_step() -> 
 def test_an_emptied_machine_is_reported_although_no_rank_failed() -> None:
     job = watched()
     empty = pb.ProgressReply(time_ns=90 * S)
-    job.showed("m1", empty, 90 * S)  # before the launch
+    job.showed("m1", empty, 90 * S)  # m1 answered before the launch
     assert anomalies(job, 90 * S) == []
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)
     job.woken.clear()
@@ -244,7 +244,9 @@ def test_a_machine_that_is_not_launched_yet_is_not_lost() -> None:
     show(job, 100 * S, 20)
     job.reported.add(1)
     show(job, 110 * S, 20, generation=2, ranks=(0,))
-    job.showed("m1", pb.ProgressReply(), 110 * S)  # lost in generation 1, and not yet launched in generation 2
+    job.showed(
+        "m1", pb.ProgressReply(), 110 * S
+    )  # m1 lost its rank of generation 1, and is not yet launched in generation 2
     assert anomalies(job, 110 * S) == []
 
 
@@ -254,10 +256,10 @@ def test_a_machine_whose_ranks_were_never_seen_is_lost_only_if_the_workflow_says
     empty = pb.ProgressReply(time_ns=101 * S)
     job.showed("m1", empty, 101 * S)
     assert job.has_bare
-    assert anomalies(job, 101 * S) == [], "m1 may not have been launched yet"
+    assert anomalies(job, 101 * S) == [], "m1 knows no rank, perhaps because it was not launched yet"
 
     job.note_running(1, 1, 102 * S)
-    assert anomalies(job, 102 * S) == [], "m1's report is older than the workflow's"
+    assert anomalies(job, 102 * S) == [], "m1's last report is older than the workflow's report that m1 ran"
     job.showed("m1", empty, 103 * S)
     [found] = anomalies(job, 103 * S)
     assert (found.symptom, found.generation, found.machines, found.ranks) == (Symptom.CRASH, 1, ["m1"], [1])
@@ -330,7 +332,10 @@ def left(job: JobView, rank: int, second: int) -> None:
 
 
 def test_a_rank_that_left_alone_is_reported_and_one_that_left_first_is_not() -> None:
-    """A rank left alone if the other ranks are in their loops; it left first if the others left their loops too."""
+    """A rank has left alone if the other ranks are still in their loops.
+
+    It has only left first if the others left their loops too.
+    """
     gone = {"alive": False, "marks": {"first_step": 1}}
     for marks, symptoms in (({"first_step": 1}, [Symptom.EARLY_EXIT]), ({"first_step": 1, "loop_left": 1}, [])):
         job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
@@ -344,7 +349,7 @@ def test_a_rank_that_left_alone_is_reported_and_one_that_left_first_is_not() -> 
 
 
 def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
-    """The ranks have no step left, so the loss shows in the missing end of the silent machine's rank."""
+    """No rank has a step left. So the loss is noticed because the end of the silent machine's rank is missing."""
     job = watched(spec=watched().spec.model_copy(update={"policy": RecoveryPolicy(stop={"exit_grace_s": 60})}))
     over = {"finished": True, "marks": {"first_step": 1, "loop_left": 9}}
     shown(job, 100, over, over)
@@ -359,7 +364,7 @@ def test_a_machine_that_is_lost_while_the_job_ends_is_detected() -> None:
 
 
 def test_data_of_reported_generations_are_forgotten() -> None:
-    """Otherwise the view would grow for months, since a job has many generations with thousands of ranks each."""
+    """A job has many generations with thousands of ranks each. Without this, the view would grow for months."""
     job = watched()
     for generation in range(1, 30):
         show(job, generation * S, 20, generation=generation, own_step=20, own_ns=S)
@@ -382,7 +387,7 @@ def test_data_of_reported_generations_are_forgotten() -> None:
 def test_a_pause_that_a_restart_ended_is_learnt_if_the_job_waited_outside(
     sign: HangSign | None, *, learnt: bool
 ) -> None:
-    """Otherwise the same pause would be taken for a hang each time."""
+    """If the pause were not learnt, it would be taken for a hang each time."""
     job = watched()
     for second in range(20):
         show(job, second * S, second + 1)

@@ -1,4 +1,4 @@
-"""Remains of a job whose workflow is over, on a real agent."""
+"""What a job leaves on a real agent when its workflow is over."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ async def test_ranks_of_a_terminated_job_are_ended_once_their_agent_answers(temp
         await handle.query(JobWorkflow.current_state)
         cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
         await look(cleanup)
-        assert alive(rank), "its job runs"
+        assert alive(rank), "the job runs, so its rank must not be ended"
         await handle.terminate("by hand")
         agent.kill()
         await look(cleanup)
-        assert alive(rank), "its agent is dead"
+        assert alive(rank), "the agent is dead, so nothing can end the rank"
         await agent.start()
         while alive(rank):
             await look(cleanup)
@@ -102,13 +102,13 @@ async def test_what_is_left_where_a_newer_run_is_not_is_ended_and_the_newer_one_
         await temporal.get_workflow_handle(job_workflow_id(here.name)).terminate("its machine is gone")
         [runs] = await begin(newer, [here])
         await look(cleanup)
-        assert alive(left), "its agent is dead"
+        assert alive(left), "the agent is dead, so nothing can end the rank of the older run"
         await second.start()
         while alive(left):
             await look(cleanup)
             await asyncio.sleep(0.1)
 
-        assert alive(runs), "the newer run is on another machine"
+        assert alive(runs), "the newer run has its rank on another machine, where it must not be ended"
         await temporal.get_workflow_handle(job_workflow_id(here.name)).terminate("enough")
         while alive(runs):
             await look(cleanup)
@@ -122,7 +122,7 @@ def asked(agents: list[FakeAgent]) -> list[int]:
 
 
 async def over(temporal: Client, name: str, queue: str, state: object) -> None:
-    """Make a job that has ended; ``state`` is its answer to the query."""
+    """Make a job that has ended. ``state`` is its answer to queries."""
     handle = await temporal.start_workflow("Job", state, id=job_workflow_id(name), task_queue=queue)
     while True:
         with contextlib.suppress(RPCError, WorkflowQueryFailedError):
@@ -148,7 +148,7 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
             await asyncio.sleep(0.02)
 
         assert asked(agents)[::2] == [1, 1]
-        assert looks > 8, "0.1, 0.2 and 0.4 s lie between its four questions"
+        assert looks > 8, "the missing machine is asked four times, with pauses of 0.1, 0.2 and 0.4 s"
         agents[1].answer(describe=pb.DescribeReply())
         before = asked(agents)[1]
         while asked(agents)[1] == before:
@@ -156,12 +156,12 @@ async def test_only_the_missing_machine_is_asked_again_and_less_and_less_often(t
             await asyncio.sleep(0.02)
         for _ in range(20):
             await look(cleanup)
-        assert asked(agents) == [1, before + 1, 1], "all is clean: nobody is asked any more"
+        assert asked(agents) == [1, before + 1, 1], "nothing is left on any machine, so no machine is asked any more"
     await pool.close()
 
 
 async def test_a_job_whose_workflow_was_reset_goes_on(temporal: Client) -> None:
-    """A reset closes a run of the workflow; the newest run continues the same run of the job on the same machines."""
+    """A reset closes a run of the workflow. The newest run continues the same run of the job on the same machines."""
     agent = FakeAgent(
         describe=pb.DescribeReply(jobs=[pb.JobOnMachine(job="reset", run="r1")]), release=pb.ReleaseReply()
     )
@@ -196,13 +196,14 @@ async def test_replays_of_a_job_that_is_over_are_ended_too(temporal: Client) -> 
         spec = JobSpec(name="gone", script="/x.py")
         await over(temporal, "gone", queue, JobState(spec=spec, machines=machines, generation=1, run="r1"))
         cleanup = LeftoverCleaner(temporal, pool, queue, settle=timedelta(0), again_s=0.1)
-        while not agent.asked("release"):  # the server lists what has ended a moment later
+        while not agent.asked("release"):  # the server lists ended workflows a moment later
             await look(cleanup)
     assert [(one.job, one.run) for one in agent.asked("release")] == [("gone~row-0", "r1"), ("gone~column-1", "r1")]
     await pool.close()
 
 
 async def test_a_job_that_cannot_be_read_holds_up_no_other_one_and_is_said_once(temporal: Client) -> None:
+    """A job whose state cannot be read is logged only once."""
     agents, queue, pool = [FakeAgent(describe=pb.DescribeReply())], f"q-{uuid.uuid4().hex[:8]}", AgentClients()
     async with (
         serving(agents) as machines,

@@ -144,7 +144,7 @@ def test_a_finding_from_before_a_crash_belongs_to_the_incident_of_the_crash() ->
     show(job, 100 * S, 20)
     job.found("m1", finding(since_s=100), 100 * S)
     job.accepted(crash(), 101 * S)
-    job.found("m1", finding(8, since_s=100), 111 * S)  # reported late
+    job.found("m1", finding(8, since_s=100), 111 * S)  # this finding is from before the crash, but is reported late
     show(job, 112 * S, 20, generation=2)
     assert anomalies(job, 120 * S) == []
 

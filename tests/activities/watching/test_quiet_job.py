@@ -1,4 +1,4 @@
-"""When a job that stands still is judged, and since when it stands still."""
+"""When a job that makes no steps is judged, and since when it counts as making no steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.activities.watching.test_job_view import S, anomalies, progress, show
 
 
 def test_what_time_decides_is_judged_when_it_is_due() -> None:
+    """Some rules depend only on time. The job is judged again at the moment when such a rule may decide."""
     job = watched()
     for second in range(4):
         show(job, (100 + second) * S, 20 + second)
         anomalies(job, (100 + second) * S)
-    assert job.rest_s(0.5, 103 * S) == 0.5, "they step"
+    assert job.rest_s(0.5, 103 * S) == 0.5, "the ranks step, so the job is looked at in the usual interval"
 
     for second in range(1, 31):
         now_ns = (103 + second) * S - S // 5
@@ -27,7 +28,7 @@ def test_what_time_decides_is_judged_when_it_is_due() -> None:
             assert job.rest_s(0.5, now_ns) == 0.5
     assert 0.2 < job.rest_s(0.5, now_ns) < 0.21
     assert anomalies(job, now_ns + round(job.rest_s(0.5, now_ns) * S)) != []
-    assert job.rest_s(0.5, now_ns + S) == 0.5, "it is over: nothing is looked at again at once"
+    assert job.rest_s(0.5, now_ns + S) == 0.5, "the moment is over, so the usual interval is used again"
 
 
 def test_a_rank_that_is_stopped_is_judged_at_once() -> None:
@@ -50,11 +51,12 @@ def test_a_job_that_is_paused_and_continued_is_left_alone() -> None:
         reply = progress(rank, now_ns, 20)
         reply.ranks[0].stopped = is_stopped
         job.showed(f"m{rank}", reply, now_ns)
-        for later_s in range(5):  # what time decides, until the next one tells something
+        for later_s in range(5):  # time passes, until the next report comes
             assert anomalies(job, now_ns + later_s * S // 20) == []
 
 
 def test_a_job_is_quiet_since_its_last_step_and_not_since_that_was_told() -> None:
+    """Reports may arrive late. The quiet time counts from the time of the step, and not from the report's arrival."""
     job = watched()
     for tick in range(4):
         for rank in (0, 1):
@@ -67,7 +69,7 @@ def test_a_job_is_quiet_since_its_last_step_and_not_since_that_was_told() -> Non
 
 
 def steps_of(job: JobView, *seconds: float) -> None:
-    """A step of both ranks is completed and shown at each of these times."""
+    """Let both ranks complete and show a step at each of these times."""
     for step, second in enumerate(seconds):
         now_ns = round(second * S)
         for rank in (0, 1):
@@ -78,7 +80,7 @@ def steps_of(job: JobView, *seconds: float) -> None:
 
 
 class Listed:
-    """A client of Temporal that lists one job's newest run."""
+    """A client of Temporal that lists the newest run of one job's workflow."""
 
     def __init__(self, job: JobView) -> None:
         self.job, self.run = job, "first"

@@ -34,7 +34,7 @@ def test_a_slow_job_is_reported_after_two_minutes_and_stays_watched() -> None:
 
     job.accepted(found, 220 * S)
     assert 1 not in job.reported
-    assert slow_for(job, 221, 200) == [], "it was reported, and the job's workflow investigates"
+    assert slow_for(job, 221, 200) == [], "the job's workflow knows of it and investigates, so it is not reported again"
 
 
 def test_the_time_of_a_decline_begins_anew_after_a_recovery_or_a_launch() -> None:

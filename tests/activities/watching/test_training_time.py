@@ -1,4 +1,4 @@
-"""How much of its time a job trained: its workflow shows it, and Prometheus, whoever computed it."""
+"""The share of its time that a job trained. Its workflow and Prometheus show it, no matter which worker computed it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def trained(ledger: Ledger, spec: JobSpec, *, started_s: float, stepped_s: float) -> None:
-    """A job that was started, and stepped for the first time, so many seconds ago."""
+    """Record a job that was started, and stepped for the first time, this many seconds ago."""
     now_ns = time.time_ns()
     ledger.job_started(spec, started_ns=now_ns - round(started_s * S))
     ledger.generation_launched(spec.name, 1, resume_step=0, launched_ns=now_ns - round(started_s * S))
@@ -70,14 +70,14 @@ async def test_a_job_shows_which_share_of_its_time_it_trained(temporal: Client, 
         taken = [
             event for event in history if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED
         ]
-        assert len(taken) == 1, "what is shown already is refused"
+        assert len(taken) == 1, "the workflow accepts only one update, since the others would change nothing"
         state = await jobs.until(handle, lambda state: state.ettr is not None)
         assert (state.ettr, state.ettr_last_hour) == (0.25, 0.5)
 
         jobs.cluster.used = NumbersUsed(ettr=0.27, ettr_last_hour=0.55)
         await handle.signal("stop", {"operator": "ada"})
         await handle.result()
-        assert await shown(handle) == (0.27, 0.55), "of its whole time"
+        assert await shown(handle) == (0.27, 0.55), "the last values are those of the complete run"
 
 
 async def test_one_job_that_cannot_be_told_holds_up_no_other(temporal: Client, ledger: Ledger) -> None:
@@ -93,7 +93,9 @@ async def test_one_job_that_cannot_be_told_holds_up_no_other(temporal: Client, l
         await times.look()
 
         assert await shown(handle) == (0.5, 0.5)
-        assert times.spent.keys() == {handle.id, "job/over"}, "of a job that has not run the ledger knows earlier runs"
+        assert times.spent.keys() == {handle.id, "job/over"}, (
+            "job/new has not run yet, so the ledger's rows are of an earlier run"
+        )
         watched.clear()
         await times.look()
         assert times.spent == {}

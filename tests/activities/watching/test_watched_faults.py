@@ -1,4 +1,4 @@
-"""Faults of machines on their way from agents over watchers to workflows: none is lost or reported twice."""
+"""A fault of a machine goes from its agent to a watcher and then to workflows. None is lost or reported twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNS = [pb.RankProgress(rank=0, generation=1, alive=True)]
 
 
 async def test_an_agent_keeps_a_fault_until_the_job_has_accepted_it(place: Place, tmp_path: Path) -> None:
-    """The agent keeps a fault even if all workers die after the ledger has it and before the job has it."""
+    """The agent keeps the fault even if all workers die when it is in the ledger but no job has accepted it yet."""
     agent, job = place.agents[0], await place.start("faulty", 1)
     agent.shown["faulty"] = RUNS
     await place.until_watched(1)
@@ -34,7 +34,7 @@ async def test_an_agent_keeps_a_fault_until_the_job_has_accepted_it(place: Place
         agent.publish(machine_finding=pb.MachineFinding(finding=HOT))
         while not ledger.machine_events():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.5)  # it is reported meanwhile, but no worker runs to accept it
+        await asyncio.sleep(1.5)  # the watcher reports the fault now, but no worker runs that could accept it
         assert agent.machine_acknowledged == 0
         async with worker_of(place.client, place.queue, place.cluster):
             while not agent.machine_acknowledged:  # noqa: ASYNC110 - there is no event
@@ -73,7 +73,7 @@ async def test_a_fault_is_kept_until_all_jobs_on_its_machine_accepted_it() -> No
         show(job, 100 * S, 20)
     hear(one, finding(7), 100 * S)
     for told in one.verdicts(110 * S):
-        one.accepted(told, 110 * S)  # type: ignore[arg-type]  # no end of a job
+        one.accepted(told, 110 * S)  # type: ignore[arg-type]  # none of these verdicts is the end of a job
     assert telling._up_to("m1", OF_NO_JOB) == 0, "the other job's view has not heard of the fault"
     hear(other, finding(7), 100 * S)
     assert telling._up_to("m1", OF_NO_JOB) == 6, "the other job's workflow has not accepted the fault"

@@ -1,4 +1,4 @@
-"""A watcher between real workflows and agents that say what a test wants."""
+"""A watcher between real workflows and agents that report what a test wants."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ async def test_a_name_used_again_is_watched_as_what_it_is_now(place: Place) -> N
     await place.until_watched(1)
     await first.signal(JobWorkflow.stop, {"operator": "test"})
     assert (await first.result()).outcome == "stopped"
-    await place.until_watched(0)  # what is over is not watched
+    await place.until_watched(0)  # a job that is over is not watched
 
     place.cluster.used = NumbersUsed(generations=1, incidents=0)
     second = await place.start("again", 2)
     await place.until_watched(2)
     place.agents[0].exited("again", 2, 0, DONE, finished=True)
     await asyncio.sleep(0.5)
-    assert (await second.query(JobWorkflow.current_state)).outcome == "", "one rank of two has ended"
+    assert (await second.query(JobWorkflow.current_state)).outcome == "", (
+        "only one of two ranks has ended, so the job is not over"
+    )
     place.agents[1].exited("again", 2, 1, KILLED, finished=False)
     while not (await second.query(JobWorkflow.current_state)).incidents:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
@@ -140,7 +142,7 @@ async def test_every_machine_is_told_which_step_is_whole_on_all_disks(place: Pla
 
 
 async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(place: Place) -> None:
-    """Nor does one whose workflow tasks fail, which never answers."""
+    """The same is true for a job whose workflow tasks fail, so that it never answers."""
     await place.worker.shutdown()
     sound = JobState(spec=JobSpec(name="sound", script="/job.py"), machines=place.machines[:1], generation=1)
     with structlog.testing.capture_logs() as logs:
@@ -151,7 +153,7 @@ async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(pla
                 await asyncio.sleep(0.05)
             await place.begin("sound", sound)
             await place.until_watched(1)
-            await asyncio.sleep(2.5)  # two further listings
+            await asyncio.sleep(2.5)  # the watcher lists jobs twice more
     said = [line for line in logs if line["event"].startswith("a job does not answer") and line["job"] == "job/unread"]
 
     assert len(said) == 1
@@ -159,7 +161,7 @@ async def test_a_job_that_cannot_be_read_harms_no_other_one_and_is_said_once(pla
 
 
 async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(place: Place) -> None:
-    """They have machines and workers of their own, with another token."""
+    """These jobs have their own machines and workers, with another token."""
     theirs, ours = (
         JobState(spec=JobSpec(name=name, script="/job.py"), machines=[machine], generation=1)
         for name, machine in zip(("theirs", "ours"), place.machines, strict=True)
@@ -170,7 +172,7 @@ async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(pla
         Worker(place.client, task_queue=place.queue + "-other", workflows=[OtherJob]),
     ):
         await place.begin("theirs", theirs, other="-other")
-        await asyncio.sleep(2.5)  # two listings
+        await asyncio.sleep(2.5)  # the watcher lists jobs twice
         await place.begin("ours", ours)
         await place.until_watched(1)
 
@@ -178,18 +180,18 @@ async def test_jobs_of_another_cluster_in_the_same_namespace_are_not_watched(pla
 
 
 async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place) -> None:
-    """Should the watcher die in between, the next one is told."""
+    """If the watcher dies before that, the agent sends the observation to the next watcher."""
     job = await place.start("untaken", 1)
     await place.until_watched(1)
     await place.worker.shutdown()
     place.agents[0].exited("untaken", 1, 0, KILLED, finished=False)
-    await asyncio.sleep(1.5)  # it is reported meanwhile, and nobody is there to take it
+    await asyncio.sleep(1.5)  # the watcher reports it now, but no worker runs that could accept it
     assert place.agents[0].acknowledged == 0
 
     async with worker_of(place.client, place.queue, place.cluster):
         while not place.agents[0].acknowledged:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
-        # What it took it deals with, once its first launch is over.
+        # The workflow handles an accepted report once its first launch is over.
         while not (await job.query(JobWorkflow.current_state)).incident_count:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.1)
         await job.signal(JobWorkflow.stop, {"operator": "test"})
@@ -199,7 +201,7 @@ async def test_nothing_is_acknowledged_before_the_workflow_took_it(place: Place)
 async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that dies before the ledger is back takes nothing along."""
+    """If a worker dies while the ledger is away, no observation is lost."""
     monkeypatch.setattr(machine_events, "RETRY_S", (0.05, 0.05))
     job = await place.start("noted", 1)
     await place.until_watched(1)
@@ -221,7 +223,9 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
         while place.agents[0].acknowledged < 2:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         await asyncio.sleep(1)
-        assert place.agents[0].machine_acknowledged == 0, "the job's acknowledgement is not the machine's"
+        assert place.agents[0].machine_acknowledged == 0, (
+            "only the job's observations are acknowledged, and not the machine's"
+        )
         away = False
         while place.agents[0].machine_acknowledged < 1:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
@@ -233,7 +237,7 @@ async def test_what_happened_to_a_machine_is_kept_there_until_the_ledger_has_it(
 
 
 async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place: Place) -> None:
-    """What it tells again, to the next watcher, is dealt with: no second incident comes of it."""
+    """The machine sends the same observations to the next watcher. They open no second incident."""
     place.agents[0].answer(acknowledge=NEVER)
     job = await place.start("deaf", 2)
     await place.until_watched(2)
@@ -247,7 +251,9 @@ async def test_a_machine_that_takes_no_acknowledgement_holds_up_no_report(place:
     while (await job.query(JobWorkflow.current_state)).incident_count < 2:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
 
-    assert place.agents[0].open("acknowledge") == 1, "the first acknowledgement still waits for its answer"
+    assert place.agents[0].open("acknowledge") == 1, (
+        "only the first acknowledgement was sent, and it still waits for its answer"
+    )
     assert place.agents[0].acknowledged == 0
     await job.signal("stop", {"operator": "test"})
     await job.result()

@@ -36,7 +36,7 @@ GB = 10**9
 STATE = 100 * GB
 SLOTS = 4
 ANSWER = 2_000_000
-"""The number of bytes that a Stop may read, from logs, /proc and headers."""
+"""The number of bytes that a Stop may read. It reads logs, ``/proc`` and headers."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -95,7 +95,9 @@ async def test_a_stop_lists_800_gb_of_slots_without_reading_them(agent: RunningA
     assert bytes_read(agent) - before < ANSWER
     assert sum(one.bytes for one in found) == 2 * SLOTS * STATE
     assert {(one.rank, one.completed_steps) for one in found} == {(r, s) for r in (0, 1) for s in range(20, 24)}
-    assert all(one.valid and one.unverified for one in found), "the contents are not called verified"
+    assert all(one.valid and one.unverified for one in found), (
+        "a copy is valid by its header, and its contents are reported as unverified"
+    )
 
 
 async def test_a_damaged_header_is_named_without_reading_the_payload(agent: RunningAgent, job: Job) -> None:
@@ -124,7 +126,9 @@ async def test_small_slots_are_verified_by_the_stop_itself(
 
     found = await stop(job, verify_bytes=limit)
 
-    assert [one.valid for one in found] == [not verified] * 8, "the contents do not match their checksum"
+    assert [one.valid for one in found] == [not verified] * 8, (
+        "the contents do not match their checksum, so a verified copy is invalid"
+    )
     assert all(one.unverified != verified for one in found)
 
 
@@ -172,7 +176,7 @@ async def test_a_slot_with_damaged_contents_is_found_before_a_rank_restores_it(a
 
 
 async def test_a_launch_forgets_own_slots_of_later_steps_whatever_its_ranks_do(agent: RunningAgent, job: Job) -> None:
-    """The agent forgets them, because a rank may run a script without the library, as here, or be killed first."""
+    """A rank may run a script without the library, as here, or be killed first. So the agent itself forgets them."""
     await job.stop()
     paths = [agent.shm / job.name / f"checkpoint-{rank}" for rank in (0, 1)]
     for path in paths:

@@ -1,4 +1,4 @@
-"""The cache of snapshots: what is kept, and what becomes of it when the disk is full or somebody falls silent."""
+"""The cache of snapshots: which snapshots are kept, and what happens if the disk is full or a sender becomes silent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_the_ones_used_longest_ago_go_but_none_that_a_job_runs(
     digests.append(await put(code, 3))
     assert await code.has(digests) == [digests[0], digests[2], digests[3]]
     used_at(code, digests[2], 1)
-    assert await code.has([digests[2]]), "it is used again"
+    assert await code.has([digests[2]]), "a query counts as a use"
     used_at(code, digests[3], 2)
     digests.append(await put(code, 4))
     assert await code.has(digests) == [digests[0], digests[2], digests[4]]

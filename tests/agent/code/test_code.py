@@ -1,4 +1,4 @@
-"""Snapshots of code that are sent to a real agent: ranks start from them; damaged or incomplete ones are refused."""
+"""Snapshots of code are sent to a real agent. Ranks start from them. Damaged or incomplete snapshots are refused."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ async def test_a_kill_during_a_transfer_leaves_no_part_of_the_code(tmp_path: Pat
     async with running_agent(tmp_path) as agent:
         kept = await put(agent, FILES | {"kept.txt": ""})
         coming = asyncio.create_task(agent.client.put_code(digest, len(archive) + IN_MEMORY, half()))
-        await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "it comes")
+        await until(lambda: bool(list(folder(agent).glob(f"{COMING}*/archive"))), "the archive arrives")
         agent.kill()
         with pytest.raises(AgentUnreachable):
             await coming
         gone.set()
         (folder(agent) / digest).mkdir()  # as if the agent had died while it unpacked the archive
         await agent.start()
-        await until(lambda: not list(folder(agent).glob(".*")), "what was left is removed")
+        await until(lambda: not list(folder(agent).glob(".*")), "the remains of the transfer are removed")
         assert await agent.client.has_code([digest, kept]) == [kept]
         await put(agent, FILES)
         assert await agent.client.has_code([digest, kept]) == [digest, kept]

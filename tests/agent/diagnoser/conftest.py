@@ -1,4 +1,4 @@
-"""A process that tests are forked from, for a whole module."""
+"""A process for each module, from which the module's tests fork."""
 
 from __future__ import annotations
 

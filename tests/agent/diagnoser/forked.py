@@ -1,4 +1,4 @@
-"""Runs diagnostic tests as agents do: in a forked process, whose parent has imported torch."""
+"""Runs diagnostic tests as agents do, in a process forked from a parent that has imported torch."""
 
 from __future__ import annotations
 

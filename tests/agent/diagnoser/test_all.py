@@ -23,7 +23,7 @@ def test_there_is_one_test_for_each_name() -> None:
 
 
 def test_the_policys_time_suffices_for_all_tests_of_a_machine() -> None:
-    """Otherwise the first test could use the time of the others, which would never run."""
+    """Otherwise the first tests could use the time of the others, and those would never run."""
     needed = max(
         sum(kind_named(test).limits_type().deadline_s for test in row.choice.tests if test not in BETWEEN_MACHINES)
         for row in ROWS

@@ -1,4 +1,4 @@
-"""Four agents, each with a network of its own: a cut link, a machine that reaches no other one, and one wrong bit."""
+"""Four agents with separate networks: a cut link, a machine that reaches no other machine, and one wrong bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class FourMachines:
-    """Agents in namespaces, joined by a bridge."""
+    """Agents in network namespaces, joined by a bridge."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +77,7 @@ class FourMachines:
             agent.terminate()
         for agent in self._agents:
             agent.wait(20)
-        assert self.network.remove() == [], "no process is left"
+        assert self.network.remove() == [], "no process is left in the network"
 
     def diagnosed(self, *tests: str, **settings: dict[str, Any]) -> Diagnosis:
         machines = [{"name": name, "address": f"{address}:{PORT}"} for name, address in ADDRESSES.items()]
@@ -95,7 +95,7 @@ class FourMachines:
 
     @contextlib.contextmanager
     def cut(self, *pairs: tuple[str, str]) -> Iterator[None]:
-        """Machines that do not reach each other; the control host reaches all."""
+        """Cut links between pairs of machines. The control host still reaches all machines."""
         ways = [way for one, other in pairs for way in ((one, ADDRESSES[other]), (other, ADDRESSES[one]))]
         for machine, address in ways:
             self.network.run(machine, "ip", "route", "add", "blackhole", f"{address}/32")

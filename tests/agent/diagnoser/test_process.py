@@ -104,7 +104,7 @@ def test_a_test_returns_its_results_or_is_unknown(forked: Run, tmp_path: Path) -
 
 
 def test_a_diagnosis_ends_with_its_agent(tmp_path: Path) -> None:
-    """A diagnosis ends if its agent is killed during a test."""
+    """A diagnosis ends when its agent is killed during a test."""
     program = f"""
 import json, os, sys
 from agent.diagnoser.process import DiagnosisProcess, DiagnosticRequest

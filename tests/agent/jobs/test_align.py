@@ -1,4 +1,4 @@
-"""Ranks that wait at the end of a step: both after the same one, with its state saved, and go on when they are let."""
+"""Ranks wait at the end of the same step, with its state saved, and continue when they may."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALONE_STEPS = "import time\nimport torch\nwhile True:\n    time.sleep(0.05)\n"
 async def launch(
     job: Job, generation: int = 1, resume_step: int = 0, *, overlap: bool = True, version: int = 0
 ) -> None:
-    """A job of two ranks of one machine that train together."""
+    """Launch a job with two ranks on one machine, which train together."""
     client = job.agent.client
     store = await client.start_store(pb.StartStoreRequest(job=job.name, generation=generation))
     request = job.launch_request(generation)
@@ -57,7 +57,7 @@ async def launch(
 
 
 async def steps(job: Job, at_least: int) -> list[int]:
-    """Completed steps of both ranks, once all have so many."""
+    """Return the completed steps of both ranks, once both have completed ``at_least`` steps."""
     reply = await job.progress(lambda now: len(now.ranks) == 2 and min(_completed(now)) >= at_least)
     return _completed(reply)
 
@@ -80,7 +80,7 @@ async def aligned_at(job: Job) -> int:
 
 
 async def held(job: Job, step: int) -> pb.AlignRanksReply:
-    """Ask until all wait."""
+    """Repeat the request until all ranks wait."""
     for _ in range(3000):
         reply = await align(job, step)
         if await aligned_at(job) >= step:
@@ -117,7 +117,9 @@ async def test_ranks_wait_after_the_same_step_with_its_state_saved_and_nothing_i
         async for reply in agent.client.steps(pb.StepsRequest(job=job.name, rank=0))
         for record in reply.records
     ]
-    assert found == [(at, 4 if at < step else 5) for at in range(len(found))], "each step once, under its version"
+    assert found == [(at, 4 if at < step else 5) for at in range(len(found))], (
+        "each step is recorded once, with the version that ran it"
+    )
     await job.release()
 
 
@@ -132,7 +134,7 @@ async def test_checkpoints_on_disk_name_the_version_that_saved_them_also_after_a
             await agent.start()
             await job.stop()
             await launch(job, 2, version=version)
-        wanted = max(await steps(job, 1)) + 150  # not passed yet when it is asked for, on a busy computer too
+        wanted = max(await steps(job, 1)) + 150  # even on a busy computer, no rank has passed this step yet
         await agent.client.persist(pb.PersistRequest(job=job.name, generation=generation, step=wanted))
         await on_disk(job, wanted)
         copies = (await agent.client.checkpoints(pb.CheckpointsRequest(job=job.name))).checkpoints
@@ -160,7 +162,7 @@ async def test_ranks_that_are_let_go_on(agent: RunningAgent) -> None:
 
 async def test_scripts_that_do_not_number_their_steps_are_not_held(agent: RunningAgent) -> None:
     job = await prepared(agent, ALONE_STEPS)
-    assert await align(job, 5) == pb.AlignRanksReply(farthest=-1), "nothing runs"
+    assert await align(job, 5) == pb.AlignRanksReply(farthest=-1), "no rank runs, so no rank can be aligned"
     await job.launch()
     await job.entered()
 

@@ -1,4 +1,4 @@
-"""Ranks that take long to die are not called dead or given up, and are named to the caller."""
+"""A rank that takes long to die is not reported as dead and not given up, and the caller gets its name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class Freezer:
-    """A cgroup that holds killed processes until they are released, as if the kernel had much memory to free first."""
+    """A cgroup that holds killed processes until they are released.
+
+    So they take as long to die as processes whose large memory the kernel has to free first.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +43,7 @@ class Freezer:
         self._state("FROZEN")
 
     def hold_a_thread(self, pid: int) -> None:
-        """Hold one thread of a process, but not its first one. If it is killed, the process begins to end but stays."""
+        """Hold a thread of a process that is not its first one. A killed process then begins to end, but stays."""
         other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid))
         (self._folder / "tasks").write_text(str(other))
         self._state("FROZEN")
@@ -114,7 +117,7 @@ async def test_an_end_is_reported_while_the_process_still_exists(
 
     [told] = await job.exits(1)
     assert (told.rank_ended.rank, told.rank_ended.exit.kind, told.rank_ended.exit.value) == (1, pb.Exit.SIGNAL, 9)
-    assert alive(second), "the process still exists"
+    assert alive(second), "the end is reported although the process still exists"
     if with_server:
         agent.kill()  # the next agent knows which ends were reported
         await agent.start()
@@ -132,16 +135,18 @@ async def test_an_end_is_reported_while_the_process_still_exists(
     next_one = (await job.launch(2)).ranks[0]
     os.kill(next_one.pid, 9)
     first_told, second_told = await job.exits(2)
-    assert (first_told.id, second_told.generation) == (told.id, 2), "the first end was reported once"
+    assert (first_told.id, second_told.generation) == (told.id, 2), (
+        "the end of rank 1 was reported once, before the end in generation 2"
+    )
 
 
 async def test_an_exec_of_a_rank_is_no_end(agent: RunningAgent) -> None:
-    """The kernel's notification about an exec is the same as about an end."""
+    """The kernel sends the same notification for an exec and for an end."""
     job = Job(agent, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo began; exec sleep 600'])", ranks=1)
     await job.prepare()
     [rank] = (await job.launch()).ranks
     log = agent.state / "jobs" / job.name / "logs" / "rank-0.out"
-    await until(lambda: log.exists() and b"began" in log.read_bytes(), "it became the other program")
+    await until(lambda: log.exists() and b"began" in log.read_bytes(), "the rank became the other program")
     os.kill(rank.pid, 15)
     [told] = await job.exits(1)
     assert (told.rank_ended.exit.kind, told.rank_ended.exit.value) == (pb.Exit.SIGNAL, 15), (
@@ -165,7 +170,9 @@ async def test_activities_wait_for_dying_ranks_and_name_them(agent: RunningAgent
     [(machine, ranks)] = found.dying.items()
     assert machine == "m1"
     assert ranks.startswith(f"rank 0 (pid {pid}, state ")
-    assert (found.held, found.exits, found.unreachable) == ([], [], []), "nothing else is known of this machine"
+    assert (found.held, found.exits, found.unreachable) == ([], [], []), (
+        "a machine with a dying rank reports nothing else"
+    )
     freed = await perform(ReleaseMachines(job=placed, dying_s=0.0), environment, agents=pool)
     assert freed == 0, "the job's memory is not freed while the rank lives"
     assert any("has been dying for" in text for text in said)

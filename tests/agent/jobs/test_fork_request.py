@@ -1,4 +1,4 @@
-"""What a launch may ask for: the folder in which ranks work."""
+"""What a launch may request: the working folder of ranks, and whether saves overlap."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def launch(script: Path, cwd: str, *, by_default: bool) -> pb.LaunchRequest:
 
 
 def test_a_folder_that_nobody_named_need_not_be_on_every_machine(script: Path, tmp_path: Path) -> None:
+    """A default folder may be missing on a machine."""
     there = launch(script, str(tmp_path), by_default=True)
     assert folder_to_work_in(there.program, script) == str(tmp_path)
     gone = launch(script, "/home/ada/gpt", by_default=True)
@@ -40,7 +41,7 @@ def test_a_folder_that_somebody_named_has_to_be_there(script: Path) -> None:
 
 @pytest.mark.parametrize(("by_policy", "by_env", "told"), [(True, "", "1"), (True, "0", "0"), (False, "", "0")])
 def test_a_job_turns_the_overlap_of_saves_off(tmp_path: Path, by_policy: bool, by_env: str, told: str) -> None:
-    """By its policy, or as the warning says where it goes wrong, by its env."""
+    """The policy can turn it off. So can the job's environment, as a warning says when an overlapping save fails."""
     env = {environment.CHECKPOINT_OVERLAP: by_env} if by_env else {}
     request = pb.LaunchRequest(program=pb.Program(env=env), checkpoint=pb.CheckpointOptions(overlap=by_policy))
     assert checkpoint_environment(request, tmp_path)[environment.CHECKPOINT_OVERLAP] == told

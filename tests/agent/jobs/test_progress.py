@@ -1,4 +1,4 @@
-"""What an agent shows of ranks that report, and of those that do not."""
+"""What an agent shows of ranks that report, and of ranks that do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_progress_and_steps_of_a_script_that_reports(agent: RunningAgent) 
     job = await prepared(agent, REPORT, ranks=2, args=("2500",))
     await job.launch()
     await job.exits(2)
-    # Tokens are counted as far as the records were drained, by a thread that may be behind.
+    # Tokens are counted only up to the records that were drained. The thread that drains them may be behind.
     reply = await job.progress(
         lambda p: all((rank.completed_steps, rank.tokens > 0) == (2500, True) for rank in p.ranks)
     )

@@ -1,4 +1,4 @@
-"""Ranks are launched, end or are stopped, and leave nothing behind."""
+"""Ranks are launched. They end or are stopped, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ match os.environ["RANK"]:
     assert not any(o.rank_ended.log_tail for o in seen.values())
     for rank in evidence.ranks:
         rank.log_tail = ""
-        assert rank == seen[rank.rank].rank_ended, "an observation and the stop's answer have the same end"
+        assert rank == seen[rank.rank].rank_ended, "the stop's answer describes the rank's end as the observation does"
     assert evidence.ranks[0].classification.reason == "user-exception"
     await job.release()
 
@@ -107,14 +107,14 @@ async def test_a_dead_rank_leaves_no_processes(agent: RunningAgent) -> None:
     job = await prepared(agent, FAMILY, ranks=2)
     ranks = (await job.launch()).ranks
     files = [agent.folder / f"family-{rank}" for rank in (0, 1)]
-    await until(lambda: all(f.exists() and len(f.read_text().split()) == 4 for f in files), "both families")
+    await until(lambda: all(f.exists() and len(f.read_text().split()) == 4 for f in files), "both families run")
     mine, other = ([int(pid) for pid in f.read_text().split()] for f in files)
     os.kill(ranks[0].pid, signal.SIGKILL)
     await job.exits(1)
     await until(lambda: not any(map(alive, [ranks[0].pid, *mine])), "the family of rank 0 is gone, zombies included")
     assert all(map(alive, [ranks[1].pid, *other])), "the family of rank 1 must live"
     await job.stop()
-    assert not any(map(alive, [ranks[1].pid, *other])), "Stop returns when all are gone"
+    assert not any(map(alive, [ranks[1].pid, *other])), "Stop returns only when all processes are gone"
     await job.release()
 
 
@@ -128,7 +128,7 @@ async def test_a_repeated_request_has_no_second_effect(agent: RunningAgent) -> N
     assert all(rank.stopped_by_us and rank.exit.value == signal.SIGKILL for rank in stopped.ranks)
     second = await job.launch(2)
     again = await job.stop()
-    assert again.now_ns > stopped.now_ns, "the time is that of the new answer"
+    assert again.now_ns > stopped.now_ns, "the repeated answer has the time of its own"
     again.now_ns = stopped.now_ns
     assert again == stopped, "a repeated Stop(1) must not touch generation 2"
     assert all(alive(rank.pid) for rank in second.ranks)
@@ -305,7 +305,7 @@ async def test_a_release_frees_everything_except_the_logs(agent: RunningAgent) -
     await job.entered()
     (agent.shm / job.name / "checkpoint-0").write_bytes(bytes(1 << 20))
     log = agent.state / "jobs" / job.name / "logs" / "rank-0.out"
-    await until(lambda: b"kept" in log.read_bytes(), "the output is there")
+    await until(lambda: b"kept" in log.read_bytes(), "the output is in the log")
     assert (await job.release()).bytes_freed >= 1 << 20
     assert not any(alive(pid) for pid in (reply.fork_server_pid, *(rank.pid for rank in ranks)))
     assert not agent.left()
@@ -324,7 +324,7 @@ async def test_commands_that_waited_while_the_job_ended_have_no_effect(agent: Ru
     await job.launch()
     await job.entered()
     log = agent.state / "jobs" / job.name / "logs" / "rank-0.out"
-    await until(lambda: b"deaf" in log.read_bytes(), "it hears no SIGTERM")
+    await until(lambda: b"deaf" in log.read_bytes(), "the ranks ignore SIGTERM")
     stopping = asyncio.create_task(job.stop(grace_s=1.0))
     await asyncio.sleep(0.2)
     releasing = asyncio.create_task(job.release())

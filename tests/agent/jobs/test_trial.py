@@ -1,4 +1,4 @@
-"""Scripts that are tried by a real agent, in processes forked from its fork servers."""
+"""A real agent tries scripts in processes that are forked from its fork servers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_several_at_once_and_one_that_is_asked_for_twice_runs_once(agent: 
 
 
 async def test_it_has_nothing_of_the_job_that_runs(agent: RunningAgent, tmp_path: Path) -> None:
-    """Not its memory, files, fork server or store, whatever the environment says."""
+    """A trial uses no memory, file, fork server or store of the running job, whatever its environment says."""
     seen = tmp_path / "seen"
     script = f"import os, everstep\nopen({str(seen)!r}, 'w').write(repr(dict(os.environ)))\neverstep.join()\n"
     job = await prepared(agent, "import time\ntime.sleep(600)\n")
@@ -206,13 +206,13 @@ async def test_a_trial_ends_with_its_agent(tmp_path: Path) -> None:
     async with running_agent(tmp_path / "agent", "--prewarm") as agent:
         code = await put(agent, {"main.py": script})
         asked = asyncio.create_task(agent.client.try_code(request(code)))
-        await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "it runs")
+        await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the trial runs")
         agent.kill()
         with pytest.raises(AgentUnreachable):
             await asked
-        await until(lambda: not alive(int(pid_file.read_text())), "it is gone")
+        await until(lambda: not alive(int(pid_file.read_text())), "the trial's process is gone")
         await agent.start()
-        await until(lambda: trials(agent) == [], "its folder is gone")
+        await until(lambda: trials(agent) == [], "the trial's folder is gone")
 
 
 async def test_a_fork_server_that_dies_meanwhile_proves_nothing(agent: RunningAgent, tmp_path: Path) -> None:
@@ -224,17 +224,17 @@ async def test_a_fork_server_that_dies_meanwhile_proves_nothing(agent: RunningAg
     )
     code = await put(agent, {"main.py": script})
     asked = asyncio.create_task(agent.client.try_code(request(code)))
-    await until(lambda: pid_file.exists() and len(pid_file.read_text().split()) == 2, "it runs")
+    await until(lambda: pid_file.exists() and len(pid_file.read_text().split()) == 2, "the trial runs")
     pid, server = map(int, pid_file.read_text().split())
     os.kill(server, signal.SIGKILL)
-    assert (await asked).outcome == Outcome.JOINED, "tried again in another one"
+    assert (await asked).outcome == Outcome.JOINED, "the script is tried again in another fork server"
     assert not alive(pid)
 
 
 async def test_where_other_imports_were_tried_the_ranks_with_them_are_launched(agent: RunningAgent) -> None:
     job = await prepared(agent, "import time\ntime.sleep(600)\n", ranks=1)
     await job.launch()
-    imports = pb.Imports(env={"TORCH_LOGS_FORMAT": "short"})  # is read at the import of torch
+    imports = pb.Imports(env={"TORCH_LOGS_FORMAT": "short"})  # torch reads this variable when it is imported
     trial = request(await put(agent, {"main.py": JOIN, "lib.py": LIB}))
     trial.job = job.name
     trial.program.imports.CopyFrom(imports)

@@ -1,4 +1,4 @@
-"""Variables of which a job gives only the names: where their values come from, and where they are never stored."""
+"""Variables of which a job gives only the names: where the values come from, and that no file has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process ends that has begun to, as /proc has it before it is gone."""
+"""How a process ended, as /proc shows it after the end began and before the process is gone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from everstep.system.procfs import start_ticks
 
 @contextmanager
 def ended(code: str) -> Iterator[tuple[int, int]]:
-    """A process that has ended, and of which nobody has taken the status: its pid, and when it started."""
+    """Yield the pid and the start time of a process that has ended, but whose status was not collected yet."""
     process = subprocess.Popen([sys.executable, "-c", f"input(); import os; {code}"], stdin=subprocess.PIPE)
     ticks = start_ticks(process.pid)
-    assert ending_of(process.pid, ticks) is None, "it runs"
+    assert ending_of(process.pid, ticks) is None, "the process still runs"
     assert process.stdin
     process.stdin.write(b"\n")
     process.stdin.close()
@@ -37,11 +37,11 @@ def test_signal_or_code_are_known_before_it_is_gone(code: str, kind: str, value:
         found = ending_of(pid, ticks)
         assert isinstance(found, End)
         assert (found.kind, found.value) == (kind, value)
-        assert ending_of(pid, ticks + 1) is None, "another process had this number"
-    assert ending_of(pid, ticks) is None, "it is gone"
+        assert ending_of(pid, ticks + 1) is None, "the start time differs, so this pid belonged to another process"
+    assert ending_of(pid, ticks) is None, "the process is gone"
 
 
 def test_one_that_ends_well_is_waited_for() -> None:
-    """Code 0 is no failure; there is nothing to hurry for."""
+    """Code 0 is no failure, so there is no hurry to report the end."""
     with ended("os._exit(0)") as (pid, ticks):
         assert ending_of(pid, ticks) is None

@@ -1,4 +1,4 @@
-"""A fork server is killed or does not answer; here the agent started it itself, as in production."""
+"""A fork server is killed or does not answer. Here the agent itself started it, as in production."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_fork_server_killed_in_the_middle_of_a_launch(agent: RunningAgen
     os.kill(server, signal.SIGKILL)
     reply = await launch
     await job.entered()
-    await until(lambda: all(entries(job).values()), "all entered")
+    await until(lambda: all(entries(job).values()), "all ranks are in the script")
     assert entries(job) == {rank.rank: [rank.pid] for rank in reply.ranks}, "each rank was started once"
     stopped = await job.stop()
     assert len(stopped.ranks) == 12
@@ -61,7 +61,7 @@ async def test_ranks_outlive_their_fork_server(agent: RunningAgent, job: Job) ->
     assert all(alive(rank.pid) for rank in launched.ranks)
     let_end(job, 0)
     exited = (await job.exits(1))[0].rank_ended
-    assert (exited.rank, exited.exit.value) == (0, 5), "the agent, now the parent, knows the exit code"
+    assert (exited.rank, exited.exit.value) == (0, 5), "the agent is now the rank's parent, so it knows the exit code"
     evidence = await job.stop()
     assert [rank.exit.kind for rank in evidence.ranks] == [pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.SIGNAL]
     assert not any(alive(rank.pid) for rank in launched.ranks)
@@ -79,7 +79,9 @@ async def test_agent_and_fork_server_are_killed_at_once(agent: RunningAgent, job
     await until(lambda: not alive(entries(job)[1][0]), "rank 1 ended")
     await agent.start()
     exited = (await job.exits(1))[0].rank_ended
-    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), "no parent saw how it ended"
+    assert (exited.rank, exited.exit.kind) == (1, pb.Exit.UNKNOWN), (
+        "rank 1 ended while it had no parent that could note its exit code"
+    )
     with pytest.raises(AgentError, match="still lives"):
         await job.launch(2)
     await job.stop()
@@ -97,7 +99,7 @@ async def test_a_silent_fork_server_does_not_delay_a_restart(agent: RunningAgent
     evidence = await job.stop()
     assert [rank.stopped_by_us for rank in evidence.ranks] == [True] * 3
     again = await job.launch(2)
-    # Their parent was suspended and then killed, so the process that inherits the ranks has to collect them first.
+    # The ranks' parent was suspended and then killed. So init inherits the ranks, and has to collect them first.
     await until(lambda: not any(alive(rank.pid) for rank in launched.ranks), "the old ranks are gone")
     assert all(alive(rank.pid) for rank in again.ranks)
-    await until(lambda: not alive(server), "the silent server is gone: two could start a rank twice")
+    await until(lambda: not alive(server), "the silent server is gone, since two servers could start a rank twice")

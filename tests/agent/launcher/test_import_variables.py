@@ -1,6 +1,6 @@
-"""A forked rank goes by variables that are read at import, as a fresh interpreter under torchrun does.
+"""A forked rank obeys variables that are read at import, as a fresh interpreter under torchrun does.
 
-The variables are those that the modules of the installed torch ask for while they are imported.
+These are the variables that modules of the installed torch read while they are imported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ OTHERS = {
     "TEMP": "{folder}",
     "TMP": "{folder}",
 }
-"""Variables that take no 1."""
+"""Variables for which 1 is no valid value, and the values that the test uses."""
 NOT_HERE = {
     "KINETO_USE_DAEMON": "starts a thread at import, which no fork server may have",
     **dict.fromkeys(BY_THE_RANK, "a rank takes it over by itself"),
@@ -94,15 +94,15 @@ NOT_HERE = {
 
 
 class Plain(NamedTuple):
-    """An interpreter in which no variable was set."""
+    """An interpreter in which no variable is set."""
 
     names: list[str]
-    """What the imports of a fork server ask for."""
+    """The variables that the imports of a fork server read."""
     state: dict[str, str]
 
 
 def fresh(folder: Path, environment: dict[str, str], *more: Path) -> dict[str, str]:
-    """State of a fresh interpreter after the imports of a fork server; ``more``: a file for the names they read."""
+    """Return a fresh interpreter's state after the imports of a fork server. ``more``: a file for the read names."""
     script, output = folder / "state.py", folder / uuid.uuid4().hex
     script.write_text(STATE.format(root=str(ROOT)))
     command = [sys.executable, str(script), str(output), *map(str, more)]
@@ -126,7 +126,7 @@ def names(plain: Plain) -> list[str]:
 async def test_a_fork_server_is_started_with_all_that_its_imports_read(names: list[str]) -> None:
     assert len([name for name in names if name.startswith("TORCH")]) > 50
     unknown = [name for name in names if not read_at_import(name) and name not in NOT_HERE]
-    assert unknown == [], "everstep/rank/import_variables.py does not know of these"
+    assert unknown == [], "these variables are missing in everstep/rank/import_variables.py"
     spec = JobSpec(name="job", script="/job.py", env=dict.fromkeys(names, "1"))
     assert import_environment(spec).keys() == set(names) - NOT_HERE.keys()
 
@@ -164,7 +164,9 @@ async def test_a_rank_is_configured_as_a_fresh_interpreter_is(
         if rank.get(key) != value and key not in by_chance
     }
     assert not differing, "\n".join(f"{key}: {values}" for key, values in differing.items())
-    assert sum(plain.state.get(key) != value for key, value in expected.items()) > 100  # the variables do matter
+    assert (
+        sum(plain.state.get(key) != value for key, value in expected.items()) > 100
+    )  # the variables really change the state
 
 
 async def test_a_variable_that_comes_too_late_is_said_in_the_log(agent: RunningAgent) -> None:

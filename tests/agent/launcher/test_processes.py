@@ -1,4 +1,4 @@
-"""The kernel reuses process ids: a process with a recorded id may be another process than the recorded one."""
+"""The kernel reuses process ids. So a process with a recorded id may be another process than the recorded one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES = 300
 
 @contextmanager
 def sleeping(*, session: bool = False) -> Iterator[int]:
-    """Run a process that only sleeps; yields its id."""
+    """Run a process that only sleeps, and yield its id."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=session)
     try:
         yield process.pid
@@ -32,7 +32,7 @@ def sleeping(*, session: bool = False) -> Iterator[int]:
 
 
 def started_as(pid: int) -> subprocess.Popen[bytes] | None:
-    """Start a process with a given id; returns None if another process took the id first."""
+    """Start a process with a given id. Returns None if another process took the id first."""
     try:
         NEXT.write_text(str(pid - 1))
     except PermissionError:
@@ -78,12 +78,12 @@ def test_a_process_id_that_the_kernel_reused() -> None:
         ticks = start_ticks(first)
     time.sleep(0.05)  # start times are in hundredths of a second
     stranger = next(filter(None, (started_as(first) for _ in range(TRIES))), None)
-    assert stranger, f"nobody got pid {first}"
+    assert stranger, f"no new process got pid {first} in {TRIES} attempts"
     try:
         assert start_ticks(first) not in (0, ticks)
         assert asyncio.run(told(lambda ended: Watch(first, ticks, ended)))
         kill_family(first, ticks)
-        assert stranger.poll() is None, "the new process with the old id lives"
+        assert stranger.poll() is None, "the new process with the old id is killed"
     finally:
         stranger.kill()
         stranger.wait()

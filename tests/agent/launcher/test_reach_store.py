@@ -1,4 +1,4 @@
-"""A rank looks whether it reaches the rendezvous store before its script waits for it."""
+"""A rank checks that it reaches the rendezvous store before its script waits for the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 0.6
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Of a store."""
+    """The listening socket of a store."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as found:
         yield found
 
@@ -33,7 +33,7 @@ def test_a_store_that_answers_is_reached(listener: socket.socket) -> None:
 
 
 def test_a_store_to_which_nothing_gets_through_ends_the_rank(listener: socket.socket) -> None:
-    """Once nobody takes connections the kernel answers no further ones, as where packets are lost."""
+    """The queue of connections is full, so the kernel answers no further connection, as if packets were lost."""
     waiting = [socket.socket() for _ in range(4)]
     for one in waiting:
         one.setblocking(False)
@@ -60,7 +60,7 @@ def test_a_rank_alone_needs_no_store(listener: socket.socket) -> None:
 
 
 def test_the_first_rank_of_a_machine_looks_for_all(listener: socket.socket) -> None:
-    """A store has enough to do."""
+    """Only this rank checks, since a store has enough other work."""
     listener.settimeout(LIMIT_S)
     reach_store(environment(listener) | {"LOCAL_RANK": "1"}, LIMIT_S)
     with pytest.raises(TimeoutError):
@@ -75,7 +75,7 @@ def test_the_first_rank_of_a_machine_looks_for_all(listener: socket.socket) -> N
 def test_a_rank_ends_for_a_network_that_does_not_work_and_for_nothing_else(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, number: int, ends: bool
 ) -> None:
-    """A route that is a black hole is an invalid argument to the kernel."""
+    """For a route that drops all packets, the kernel reports an invalid argument."""
 
     def fails(*_: object) -> socket.socket:
         raise OSError(number, os.strerror(number))

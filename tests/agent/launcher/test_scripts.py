@@ -13,7 +13,7 @@ def test_a_script_is_compiled_once_until_its_text_changes(tmp_path: Path) -> Non
     first = scripts.compiled(str(script))
     assert first is not None
     assert scripts.compiled(str(script)) is first
-    script.write_text("x = 2\n")  # of the same size, and maybe with the same modification time
+    script.write_text("x = 2\n")  # the new text has the same size, and maybe the same modification time
     second = scripts.compiled(str(script))
     assert second is not None
     assert second is not first

@@ -1,4 +1,4 @@
-"""Fork servers that a template forks are what fork servers are that an agent starts."""
+"""Fork servers that a template forks are like fork servers that an agent starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLEEP = "import time; time.sleep(600)\n"
 
 
 class Served(NamedTuple):
-    """A template that serves."""
+    """A template that serves requests."""
 
     socket: Path
     pid: int
@@ -34,7 +34,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def own() -> Iterator[Template]:
-    """A template that the test may harm."""
+    """A template that only this test uses, so the test may harm it."""
     template = Template()
     yield template
     template.close()
@@ -42,7 +42,7 @@ def own() -> Iterator[Template]:
 
 @pytest.fixture
 def template(request: pytest.FixtureRequest) -> Served:
-    """The one that all tests share, or with ``own_template`` the test's own."""
+    """The template that all tests share, or with the mark ``own_template`` the test's own template."""
     if not request.node.get_closest_marker("own_template"):
         return Served(templates.shared(), templates.shared_pid())
     own: Template = request.getfixturevalue("own")
@@ -60,7 +60,7 @@ def parent(pid: int) -> int:
 
 
 def looks(pid: int) -> dict[str, object]:
-    """What others see of a process, without what differs from one to the next."""
+    """Return what other processes see of a process, without facts that differ between any two processes."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     files = {path.name: str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -122,23 +122,25 @@ async def test_one_that_is_killed_is_replaced_and_its_ranks_live_on(agent: Runni
     job = Job(agent, SLEEP)
     first = (await job.prepare()).fork_server_pid
     ranks = [rank.pid for rank in (await job.launch()).ranks]
-    await job.entered()  # before it has a report nobody could find a rank, so it ends with its server
+    await job.entered()  # a rank without a report could not be found again, so it would end with its server
     os.kill(first, signal.SIGKILL)
-    await until(lambda: not alive(first), "the template collects it")
+    await until(lambda: not alive(first), "the template has collected the killed fork server")
     [died] = await job.observe(1, "fork_server_died")
     assert (died.fork_server_died.exit.kind, died.fork_server_died.exit.value) == (pb.Exit.SIGNAL, signal.SIGKILL)
 
-    while (second := (await agent.client.describe()).jobs[0].fork_server_pid) in (0, first):  # noqa: ASYNC110 - nobody tells us
+    while (second := (await agent.client.describe()).jobs[0].fork_server_pid) in (0, first):  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.02)
     assert parent(second) == template.pid
-    assert await end_of(template.socket, first, 1) is None, "that number was another process's"
+    assert await end_of(template.socket, first, 1) is None, (
+        "the start time differs, so this pid belonged to another process"
+    )
     assert [parent(rank) for rank in ranks] == [template.pid] * 2
     os.kill(ranks[1], signal.SIGTERM)
     [ended] = await job.exits(1)
     told = ended.rank_ended
     assert (told.rank, told.exit.kind, told.exit.value) == (1, pb.Exit.SIGNAL, signal.SIGTERM)
     await job.stop()
-    await until(lambda: not any(map(alive, ranks)), "the template collects the ranks")
+    await until(lambda: not any(map(alive, ranks)), "the template has collected the ranks")
 
 
 @pytest.mark.own_template
@@ -163,7 +165,7 @@ async def test_what_was_forked_outlives_the_template_and_agents_go_on_without(
 async def test_an_agent_that_dies_while_the_template_imports_leaves_nothing(template: Served, tmp_path: Path) -> None:
     os.kill(template.pid, signal.SIGSTOP)
     async with running_agent(tmp_path, "--template", str(template.socket), "--prewarm", alone=True) as agent:
-        await until(lambda: bool(list(agent.fork_servers.glob("*.sock"))), "it asks for a fork server")
+        await until(lambda: bool(list(agent.fork_servers.glob("*.sock"))), "the agent has asked for a fork server")
         agent.kill()
         os.kill(template.pid, signal.SIGCONT)
         await agent.start()
@@ -201,7 +203,7 @@ async def test_it_serves_its_own_user_only(template: Served) -> None:
         "    except (BrokenPipeError, ConnectionResetError):\n"
         "        print(b'')\n"
     )
-    await until(template.socket.exists, "it listens")
+    await until(template.socket.exists, "the template listens")
     assert template.socket.stat().st_mode & 0o777 == 0o600
     template.socket.chmod(0o666)
     template.socket.parent.chmod(0o755)
@@ -215,20 +217,23 @@ async def test_it_serves_its_own_user_only(template: Served) -> None:
 
 
 async def test_a_request_that_makes_no_sense_harms_no_other_one(template: Served, tmp_path: Path) -> None:
-    await until(template.socket.exists, "it listens")
+    await until(template.socket.exists, "the template listens")
     with (tmp_path / "log").open("wb") as log, (tmp_path / "other").open("wb") as other:
         files = (log.fileno(), other.fileno())
         assert await fork_from(template.socket, ["--label", "x" * 5000], dict(os.environ), files) == 0
         assert await fork_from(template.socket, [], {}, files[:1]) == 0
         pid = await fork_from(template.socket, ["--nonsense"], dict(os.environ), files)
         assert pid
-        await until(lambda: not alive(pid), "an argument that it does not know ends it")
+        await until(lambda: not alive(pid), "the fork server ends because of an unknown argument")
     assert "--socket-path" in (tmp_path / "other").read_text()
     assert alive(template.pid)
 
 
 async def test_one_that_dies_before_it_answers_leaves_no_second_server_on_a_socket(tmp_path: Path) -> None:
-    """It may have forked one: what the agent then starts has a socket of its own, and the other one's is gone."""
+    """The template may have forked a fork server before it died.
+
+    So the agent starts one with another socket, and removes the first socket.
+    """
     asked: list[list[str]] = []
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""When an agent of another release takes over, a running rank still imports from the release of its fork server."""
+"""When an agent of another release takes over, running ranks keep the release of their fork server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_fork_server_of_another_release_is_replaced_when_its_ranks_are_g
         await job.entered()
         (known,) = (await agent.client.describe()).jobs
         assert known.fork_server_pid != before
-        await until(lambda: not alive(before), "the agent that had started it is gone: init collects it")
+        await until(lambda: not alive(before), "the old fork server is gone; init collects it, since its agent is gone")
         again = await agent.client.prepare(pb.PrepareRequest(request_id="again", job=job.name), timeout_s=60)
         assert (again.fork_server_pid, again.reused) == (known.fork_server_pid, True)
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""The warm fork server is looked after: a machine that waits for a job is ready for it, or says why it is not."""
+"""The warm fork server is kept ready. A machine that waits for a job reports that it is ready, or why it is not."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ async def test_one_that_dies_or_hangs_is_replaced(tmp_path: Path, number: signal
         first = await ready(servers)
         os.kill(first.pid, number)
         second = await ready(servers, but=first.pid)
-        await until(lambda: not alive(first.pid), "the first one is gone")
+        await until(lambda: not alive(first.pid), "the first fork server is gone")
         taken = await servers.assign("gpt", "", {})
         assert taken is second
         os.kill(taken.pid, signal.SIGKILL)
-        await until(lambda: taken.lost, "its death is known")
+        await until(lambda: taken.lost, "the death of the job's fork server is known")
         await asyncio.sleep(0.3)
-        assert servers.warm is None, "that of a job is none of the warm one's"
+        assert servers.warm is None, "the death of a job's fork server starts no warm one"
         await taken.end()
 
 
@@ -78,7 +78,7 @@ async def test_what_keeps_it_from_starting_is_told_until_it_starts(
 
     monkeypatch.setattr(ForkServerClient, "start", sometimes)
     async with looked_after(tmp_path) as servers:
-        await until(lambda: "No module named 'torch'" in servers.problem, "it is told")
+        await until(lambda: "No module named 'torch'" in servers.problem, "the problem is reported")
         assert servers.warm is None
         failing.clear()
         await ready(servers)
@@ -88,7 +88,7 @@ async def test_a_machine_says_that_it_is_ready_and_what_it_has(agent: RunningAge
     async def is_ready() -> bool:
         return (await agent.client.describe()).warm.ready
 
-    while not await is_ready():  # noqa: ASYNC110 - nobody tells us
+    while not await is_ready():  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.05)
     import torch
 

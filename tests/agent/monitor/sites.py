@@ -1,4 +1,4 @@
-"""A simulated machine, made of files, for inspections, and inspections whose looks a test scripts."""
+"""A simulated machine, made of files, for inspections. A test can also script the looks of an inspection."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class SimulatedMachine:
         return Site(**(where | more))
 
     def kept(self) -> KeptStates:
-        """Return the kept states that an agent finds if it starts now."""
+        """Return the kept states that a newly started agent finds."""
         return KeptStates(self.folder, boot=self.boot)
 
     def begin(self, kind: type[Inspection], limits: Limits | None = None, **site: Any) -> Inspection:
-        """Return an inspection of an agent that starts now."""
+        """Return an inspection of a newly started agent."""
         kept = self.kept()
         return kind(self.site(**site), limits or kind.limits_type(), kept.of(kind.name), same_boot=kept.same_boot)
 
     def inspect(self, inspection: Inspection) -> InspectionResult:
-        """Let an inspection look once, and keep its state; returns the result."""
+        """Let an inspection look once and keep its state. Returns the result."""
         seen = inspection.inspect()
         self.kept().keep(inspection.name, inspection.kept)
         return seen
@@ -72,7 +72,7 @@ class Scripted(Inspection):
     does: Callable[[], InspectionResult]
 
     def inspect(self) -> InspectionResult:
-        """Look as the test wants."""
+        """Return what the test wants."""
         return self.does()
 
 

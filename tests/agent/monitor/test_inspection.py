@@ -1,4 +1,4 @@
-"""What happened once and counts for some time, as every inspection notes it."""
+"""Events that happened once and count for some time, as every inspection notes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = 1_000_000_000
 
 
 class Noting(Inspection):
-    """An inspection that notes what it is told to; ``now_s`` is its clock."""
+    """An inspection that notes what the test chooses. ``now_s`` is its clock."""
 
     name: ClassVar[str] = "i"
     now_s = 0

@@ -1,4 +1,4 @@
-"""The loop of one inspection: a look that goes wrong becomes a finding and never harms the agent."""
+"""The loop of one inspection. A look that fails becomes a finding, and never harms the agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What inspections keep over the death of an agent, and what a reboot makes of it."""
+"""What inspections keep when their agent dies, and what a reboot changes in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All inspections together: when findings are reported, and that each is reported once, even if the agent dies."""
+"""All inspections together: when they report a finding, and that they report each once, even if the agent dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Told = list[tuple[str, str, bool]]
 
 
 class Watched:
-    """A monitor with one inspection, which looks when the test wants it."""
+    """A monitor with one inspection, which looks only when the test wants it."""
 
     def __init__(self, machine: SimulatedMachine, told: Told) -> None:
         self.seen: InspectionResult | Exception = InspectionResult()
@@ -67,7 +67,7 @@ def test_a_finding_that_comes_and_goes_is_reported_less_and_less_often(machine: 
     watched, times = Watched(machine, told), []
     for second in range(3 * 3600):
         before = len(told)
-        watched.at(second, *(["a"] if second % 20 < 10 else []))  # never absent long enough to be over
+        watched.at(second, *(["a"] if second % 20 < 10 else []))  # "a" is never absent long enough to be over
         if len(told) > before:
             times.append(second)
     assert {over for _, _, over in told} == {False}
@@ -88,7 +88,7 @@ def test_each_outage_of_a_link_is_reported_even_shortly_after_another(machine: S
         watched.seen = InspectionResult(down)
         before = len(told)
         watched.again(second)
-        assert (len(told) > before) == (second in {0, 80, 300, 129})  # 129: the second outage is over
+        assert (len(told) > before) == (second in {0, 80, 300, 129})  # the second outage counts as over at 129 s
     assert [over for _, _, over in told] == [False, False, True, False]
 
 

@@ -1,7 +1,7 @@
-"""Signals that are no fault of a machine, from where they are seen to what is decided: unknown, and nothing follows.
+"""Signals that are no fault of a machine lead to the verdict unknown, and nothing follows from them.
 
-On every machine of a job at once, for that is where a wrong conclusion costs most: no incident is opened, no machine is
-evicted or asked about, and a rank that ends meanwhile is not explained by them.
+They come from all machines of a job at once, since a wrong conclusion would cost most there. No incident is opened, no
+machine is evicted or asked about, and no end of a rank is explained by them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DCGM_SAYS_NOTHING = "Error: unable to establish a connection to the specified ho
 
 
 def inspect(machine: SimulatedMachine, inspection: Inspection) -> list[Finding]:
-    """What it says, as the agent hears it: what it cannot look at is a finding too."""
+    """Return the findings as the agent gets them. If the inspection cannot look, that is a finding too."""
     seen = Inspector(inspection, machine.kept(), lambda: None).inspect_once()
     machine.kept().keep(inspection.name, inspection.kept)
     return seen.findings
@@ -90,7 +90,7 @@ class Ports:
 
 
 def gpus(machine: SimulatedMachine, limits: GpuLimits, *looks: dict[str, Any]) -> list[Finding]:
-    """What is found at the last of several looks at fake GPUs."""
+    """Return the findings at the last of several looks at fake GPUs."""
     path = machine.folder / "gpus.json"
     inspection = machine.begin(GpuInspection, limits, fake_gpus=path, sys=machine.folder, proc=machine.folder)
     found: list[Finding] = []
@@ -146,8 +146,8 @@ def a_service_that_is_gone(machine: SimulatedMachine) -> list[Finding]:
 
 def a_log_that_is_denied(machine: SimulatedMachine) -> list[Finding]:
     denied = machine.folder / "denied"
-    denied.mkdir()  # opened for reading it is refused, whoever asks: root too
-    return inspect(machine, machine.begin(KernelLogInspection, kernel_log=denied / "kmsg"))
+    denied.mkdir()  # even root cannot read a folder as a file
+    return inspect(machine, machine.begin(KernelLogInspection, kernel_log=denied))
 
 
 def a_gpu_that_may_not_be_read(machine: SimulatedMachine) -> list[Finding]:
@@ -200,12 +200,12 @@ NOISE: dict[Callable[[SimulatedMachine], list[Finding]], str] = {
     a_check_that_fails_itself: "cannot-inspect",
     a_file_server_that_hangs: "mount-hangs",
 }
-"""Noise → what is found; empty: nothing."""
+"""Noise → the reason of its finding; empty: there is no finding."""
 
 
 @pytest.fixture(autouse=True)
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No file system answers."""
+    """Make all file systems hang."""
 
     def send(request: Any) -> None:
         time.sleep(0.2)
@@ -226,9 +226,11 @@ def test_it_is_unknown_and_nothing_is_concluded(
     now_ns = machine.clock() + 60 * 10**9
     seen = [FindingSeen(f"{one.machine}-1", one.machine, one.finding, heard_ns=0) for one in everywhere]
     reported = [one for anomaly in anomalies(facts(findings=seen, now_s=1000)) for one in anomaly.findings]
-    assert {one.finding.reason for one in reported} <= FLAPS, "the job only remembers these, and no incident tells them"
+    assert {one.finding.reason for one in reported} <= FLAPS, (
+        "the job only remembers flaps, and opens no incident for them"
+    )
     plan = plan_evictions(EvictFacts(now_ns=now_ns, machines=MACHINES, findings=everywhere), RecoveryPolicy())
     assert (plan.evict, plan.ask, plan.shadow, plan.tripped) == ([], [], [], "")
     for end in ({"signal": 11}, {"signal": 9}, {"code": 1, "exception": "RuntimeError: Connection reset by peer"}):
         ended = RankExit.model_validate({"rank": 0, "machine": "m1", "time_ns": machine.clock(), **end})
-        assert explanation(everywhere, ended, job="gpt", seen_ns=now_ns) is None, "it explains no end"
+        assert explanation(everywhere, ended, job="gpt", seen_ns=now_ns) is None, "noise explains no end of a rank"

@@ -1,4 +1,4 @@
-"""A site's own checks, which are real programs here."""
+"""A site's own checks. Here they are real programs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_program_that_writes_endlessly_takes_no_memory(machine: SimulatedMachi
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CannotInspect, match="did not end within"):
         run(machine, "exec yes", deadline_s=0.3)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # in KiB: less than 64 MiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # in KiB, so less than 64 MiB
 
 
 def test_a_program_may_write_much_output_and_any_bytes(machine: SimulatedMachine) -> None:

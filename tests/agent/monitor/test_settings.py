@@ -1,4 +1,4 @@
-"""Settings of the monitor: what is wrong is said with where and what there is."""
+"""Settings of the monitor. An error names the wrong setting, and the settings that exist."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def test_every_reason_says_what_to_do_and_none_is_sure_without_being_a_fault() -
 
 
 def test_defaults_are_those_of_the_paper() -> None:
-    """Host 2 s, GPU 10 s, network 30 s (table 3); what costs more, or changes seldom, is looked at less often."""
+    """The paper's intervals are 2 s for the host, 10 s for GPUs and 30 s for the network (table 3).
+
+    Inspections that cost more, or whose facts change seldom, have longer intervals.
+    """
     seldom = {"cpu", "versions"}
     host = [kind for kind in INSPECTIONS if ".host." in kind.__module__ or ".kernel." in kind.__module__]
     assert {kind.limits_type().interval_s for kind in host if kind.name not in seldom} == {2.0}

@@ -1,4 +1,4 @@
-"""The metrics that an agent reads from its ranks' reports in mapped files."""
+"""The metrics that an agent computes from the reports that its ranks write into mapped files."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_counts_begin_again_in_the_next_generation(tmp_path: Path) -> None:
 
 
 def test_a_restarted_agent_knows_the_reports_of_the_generation_before(tmp_path: Path) -> None:
-    """If the loss is NaN from a generation's first step on, the agent must know that it was finite before."""
+    """If a generation's losses are NaN from its first step on, the agent must know that the loss was finite before."""
     reports(tmp_path, 1, 1.0, 2.0)
     second = reports(tmp_path, 2, math.nan)
 
     assert JobMetrics().of(second).loss.streak == 1
     (tmp_path / "report-0-1").unlink()
-    assert JobMetrics().of(second).loss.streak == 0, "without a finite loss before, the script may have no loss"
+    assert JobMetrics().of(second).loss.streak == 0, "no finite loss is known, so the script may have no loss at all"
 
 
 def test_a_jump_is_reported_once_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_rank_reports_its_computing_time_beside_the_length_of_a_step(tmp_path:
         file.report(step, 1.0, None, 0)
         told = metrics.message(file, Flops())
     assert told.HasField("cpu") and told.HasField("typical_cpu")
-    assert min(told.cpu.had_s, told.typical_cpu.had_s) >= 0.001, "the time with a CPU includes the work"
-    assert told.cpu.had_s + told.cpu.waited_s <= 2 * told.step_s + 0.1, "the times are not longer than the steps"
+    assert min(told.cpu.had_s, told.typical_cpu.had_s) >= 0.001, "the rank had a CPU for at least the time of its work"
+    assert told.cpu.had_s + told.cpu.waited_s <= 2 * told.step_s + 0.1, "the CPU times fit into the steps"
 
     assert not metrics.message(ReportFile.create(tmp_path / "report-0-2", rank=0, generation=2), Flops()).HasField(
         "cpu"

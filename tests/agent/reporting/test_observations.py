@@ -1,4 +1,4 @@
-"""The observation log: numbered, kept until acknowledged, whole after any kill."""
+"""The log of observations is numbered, keeps each observation until it is acknowledged, and survives any kill."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def kept(log: ObservationLog, after: int = 0, job: str = "") -> list[int]:
 async def test_what_was_told_survives(tmp_path: Path) -> None:
     log = opened(tmp_path)
     numbers = [tell(log, "a"), tell(log, "b"), tell(log, "a")]
-    again = opened(tmp_path)  # the first one was never closed: a kill
+    again = opened(tmp_path)  # the first log was never closed, as after a kill
     assert numbers == [1, 2, 3]
     assert await kept(again) == [1, 2, 3]
     assert await kept(again, after=1) == [2, 3]
@@ -149,15 +149,17 @@ async def test_nobody_listening_does_not_fill_the_disk(tmp_path: Path, monkeypat
 async def test_a_full_disk_does_not_keep_an_end_from_those_who_listen(tmp_path: Path) -> None:
     log = opened(tmp_path)
     waiting = asyncio.create_task(kept(log))
-    await asyncio.sleep(0.01)  # it listens
+    await asyncio.sleep(0.01)  # now the task listens
     assert log._file._file
     log._file._file.close()
     log._file._file = FileIO("/dev/full", "w")
     tell(log, "a")
     assert await waiting == [1]
-    assert not (tmp_path / "log.jsonl").exists(), "half a log would be taken for a whole one"
+    assert not (tmp_path / "log.jsonl").exists(), (
+        "an incomplete log file is removed, since it would be taken for a complete one"
+    )
     tell(log, "a")
-    assert await kept(opened(tmp_path)) == [1, 2], "all of it, as soon as there is room"
+    assert await kept(opened(tmp_path)) == [1, 2], "the complete log is written as soon as there is room"
 
 
 async def test_active_findings_come_after_what_is_kept_and_have_no_number(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The captured output of ranks: its rotation, and how it is read and followed."""
+"""The captured output of ranks: how it is rotated, read and followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.agents import Job, running_agent, until
 
 def test_a_rotation_loses_no_output_and_keeps_the_newest_files(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.out"
-    with path.open("ab", buffering=0) as writer:  # open as in a rank
+    with path.open("ab", buffering=0) as writer:  # the rank opens its log in this way
         for number in range(5):
             writer.write(b"%d" % number * 100)
             assert rank_logs.rotate(path, 50, 3)
@@ -52,8 +52,8 @@ time.sleep(1000)
         await job.launch()
         folder = agent.state / "jobs" / job.name / "logs"
         await until((folder / "rank-0.out.1").exists, "the log is rotated")
-        await until(lambda: b"done" in (folder / "rank-0.err").read_bytes(), "all is written")
-        await until(lambda: (folder / "rank-0.out").stat().st_size < 1 << 20, "the last rotation")
+        await until(lambda: b"done" in (folder / "rank-0.err").read_bytes(), "the rank has written everything")
+        await until(lambda: (folder / "rank-0.out").stat().st_size < 1 << 20, "the last rotation is done")
         lines = (await job.log(0, pb.ReadLogRequest.STDOUT)).splitlines()
         assert int(lines[-1]) == 29_999
         assert len(lines) > 10_000

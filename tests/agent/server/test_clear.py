@@ -1,4 +1,4 @@
-"""What was repaired, asked of a real agent: the answer comes once the machine was looked at again."""
+"""A finding is cleared on a real agent after a repair. The answer comes after the machine was inspected again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ name = "cables"
 command = ["test", "!", "-e", "{fault}"]
 interval_s = 3600
 """
-"""Exit code 1, a warning, as long as the file is there."""
+"""The check ends with exit code 1, a warning, as long as the file exists."""
 
 
 async def test_what_is_asked_after_a_clearing_is_the_state_after_it(tmp_path: Path) -> None:
@@ -27,10 +27,10 @@ async def test_what_is_asked_after_a_clearing_is_the_state_after_it(tmp_path: Pa
 
     await agent.start()
     try:
-        while not (await cables()).findings:  # noqa: ASYNC110 - nobody tells us
+        while not (await cables()).findings:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)
         assert (await agent.client.clear("cables")).cleared == 1
-        assert len((await cables()).findings) == 1, "it is still so"
+        assert len((await cables()).findings) == 1, "the fault is still there, so it is found again"
         fault.unlink()
         assert (await agent.client.clear("cables")).cleared == 1
         assert (await cables()).verdict == "healthy"

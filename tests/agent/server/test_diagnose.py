@@ -1,4 +1,4 @@
-"""The RPC Diagnose of a real agent: one diagnosis runs at a time, and none beside ranks; new callers can follow it."""
+"""The RPC Diagnose of a real agent. One diagnosis runs at a time, and none beside ranks. New callers can follow it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ async def test_a_second_diagnosis_is_refused_until_the_first_one_ends(agent: Run
 
 
 async def test_ranks_take_precedence_over_a_diagnosis(agent: RunningAgent) -> None:
-    """A diagnosis is refused while ranks live, and its request must name the stopped job. A launch ends a diagnosis."""
+    """A diagnosis is refused while ranks live, and must name the job that it follows.
+
+    A launch of ranks ends a running diagnosis.
+    """
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
     await job.launch()
@@ -132,10 +135,12 @@ async def test_after_a_caller_died_another_one_can_follow_the_diagnosis(agent: R
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
         first = [await anext(stream), await anext(stream)]
     async with aclosing(agent.client.diagnose(waiting("kept"))) as stream:  # type: ignore[type-var]
-        assert [await anext(stream), await anext(stream)] == first, "it is the same diagnosis, at the same port"
+        assert [await anext(stream), await anext(stream)] == first, (
+            "the second caller gets the same diagnosis, with the same port"
+        )
     job = Job(agent, SLEEPS, ranks=1)
     await job.prepare()
-    await job.launch()  # ends the diagnosis
+    await job.launch()  # a launch ends the diagnosis
     await job.stop()
     await job.release()
 
@@ -146,7 +151,7 @@ async def test_no_process_of_a_diagnosis_outlives_the_agent(agent: RunningAgent)
     [mark] = _marks(agent)
     agent.kill(15)
     await stream.aclose()  # type: ignore[attr-defined]
-    await until(lambda: not family_of(-1, mark), "its tests are gone")
+    await until(lambda: not family_of(-1, mark), "the processes of its tests are gone")
     await agent.start()
 
 

@@ -1,4 +1,4 @@
-"""The memory of commands, damaged."""
+"""The memory of commands, after its file was damaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
 
     again = RequestMemory(LiveLines(tmp_path / "requests.jsonl"))
     assert (await again.once("Launch", second, pb.LaunchReply, launch)).generation == 3
-    assert len(calls) == 2, "the whole line is remembered"
+    assert len(calls) == 2, "the undamaged line is remembered"
     await again.once("Launch", first, pb.LaunchReply, launch)
     assert len(calls) == 3
     again.close()

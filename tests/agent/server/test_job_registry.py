@@ -1,4 +1,4 @@
-"""The data that an earlier run of the same job name left is deleted, and no other job waits for that."""
+"""Data of an earlier run of the same job name is deleted. No other job waits for this deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_job_does_not_wait_for_the_cleanup_of_another_job(monkeypatch: p
     ends = asyncio.Event()
 
     async def release(_: Any) -> int:
-        await ends.wait()  # as with a rank that takes long to die
+        await ends.wait()  # this takes as long as a rank that dies slowly
         return 0
 
     monkeypatch.setattr(jobs, "release", release)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a real agent with a real job."""
+"""The metrics that Prometheus reads from a real agent with a real job."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def in_time(job: Job, command: str, generation: int) -> None:
 
 
 async def problem(job: Job, wanted: str) -> None:
-    """Wait until the ranks' progress reports this problem of the disk; empty: no problem."""
+    """Wait until the ranks' progress reports this problem of the disk. An empty text means no problem."""
     if wanted:
         await job.progress(lambda reply: all(wanted in one.saved.disk_problem for one in reply.ranks))
     else:
@@ -125,7 +125,9 @@ async def test_an_agent_stops_and_starts_ranks_with_a_full_disk(small_disk: Path
             await in_time(job, "launch", 2)
             await problem(job, "No space left")
             await asyncio.sleep(0.2)
-            assert all(rank.alive for rank in (await job.entered()).ranks), "the ranks live; only their output is lost"
+            assert all(rank.alive for rank in (await job.entered()).ranks), (
+                "the ranks live, and only their output is lost"
+            )
             await in_time(job, "stop", 2)
 
             agent.kill()
@@ -175,7 +177,7 @@ async def test_a_stopped_generation_is_not_launched_after_the_agent_lost_its_mem
         await in_time(job, "stop", 2)
         await asyncio.sleep(0.1)
         server = (await agent.client.describe()).jobs[0].fork_server_pid
-        agent.kill()  # as if power failed, and the disk was full since the stop of generation 1
+        agent.kill()  # simulate a power failure after the disk had been full since the stop of generation 1
         os.kill(server, 9)
         shutil.rmtree(agent.shm)
         (agent.state / "jobs" / job.name / "job.json").write_bytes(stale)
@@ -218,12 +220,12 @@ async def test_the_first_launch_of_a_run_may_have_any_generation(tmp_path: Path)
 async def test_writes_stay_in_order_until_the_disk_answers(tmp_path: Path) -> None:
     disk, fifo, done = StateDisk(), tmp_path / "fifo", tmp_path / "done"
     os.mkfifo(fifo)
-    disk.append(fifo, b"1 ")  # like a disk that hangs: opening the FIFO waits for a reader
+    disk.append(fifo, b"1 ")  # simulate a disk that hangs, since opening a FIFO waits for a reader
     disk.put(done, b"old")
     disk.append(done, b" and lines")
     assert not await disk.flush(0.05)
     assert not done.exists()
-    await until(lambda: "does not answer" in disk.problem, "it is said")
+    await until(lambda: "does not answer" in disk.problem, "the hanging disk is reported")
 
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
@@ -251,11 +253,11 @@ async def test_a_failed_write_is_repeated_until_it_succeeds(tmp_path: Path) -> N
     folder.mkdir()
     deadline = asyncio.get_running_loop().time() + 20.0
     while not ((folder / "record").exists() and (folder / "log").exists()):
-        disk.run("busy", lambda: None)  # the disk always has other work
+        disk.run("busy", lambda: None)  # the disk's thread always has other work
         await asyncio.sleep(0.01)
-        assert asyncio.get_running_loop().time() < deadline, "both failed writes are repeated"
+        assert asyncio.get_running_loop().time() < deadline, "both failed writes must be repeated"
     assert ((folder / "log").read_bytes(), (folder / "record").read_bytes()) == (b"123", b"newer")
-    await until(lambda: disk.problem == "", "and it is over")
+    await until(lambda: disk.problem == "", "the problem is over")
     disk.close(20.0)
 
 
@@ -268,7 +270,7 @@ async def test_an_unreadable_log_delays_neither_a_stop_nor_the_report_of_an_end(
         for rank in (0, 1):
             log = agent.state / "jobs" / job.name / "logs" / f"rank-{rank}.err"
             log.unlink()
-            os.mkfifo(log)  # like a disk that hangs: opening it waits for a writer that never comes
+            os.mkfifo(log)  # simulate a disk that hangs, since opening a FIFO waits for a writer
         os.kill(launched.ranks[0].pid, 9)
         [seen] = await job.exits(1)
         assert (seen.rank_ended.rank, seen.rank_ended.exit.value) == (0, 9)

@@ -1,4 +1,4 @@
-"""How an agent finds the exception in a rank's output, and the part of the output that is of one generation."""
+"""How an agent finds the exception in a rank's output, and which part of the output belongs to a generation."""
 
 from __future__ import annotations
 

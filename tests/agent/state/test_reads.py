@@ -1,4 +1,4 @@
-"""What a thread hands to an event loop that may have ended."""
+"""Results that a thread hands to an event loop that may have ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.state.reads import Reads
 
 
 class EndingLoop(asyncio.SelectorEventLoop):
-    """A loop that is closed right after another thread has seen it open."""
+    """A loop that is closed right after another thread has seen that it is open."""
 
     def is_closed(self) -> bool:
         return super().is_closed() and threading.current_thread() is threading.main_thread()

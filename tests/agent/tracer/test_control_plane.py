@@ -1,4 +1,4 @@
-"""What a rank's server may answer: a record, none, or what is none of torch's."""
+"""Answers of a rank's server: a record, no record, or something that torch does not send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answers = Callable[[dict[str, bytes]], Path]
 
 @pytest.fixture
 def server() -> Iterator[Answers]:
-    """Starts a server that answers by question; what it does not know is 404."""
+    """Yields a function that starts a server with these answers. It answers all other questions with 404."""
     listening = socket.socket(socket.AF_UNIX)
     with tempfile.TemporaryDirectory(prefix="everstep-test-") as folder, listening:
         path = Path(folder) / "control"
@@ -48,7 +48,7 @@ def server() -> Iterator[Answers]:
 
         threads: list[threading.Thread] = []
         yield started
-        listening.shutdown(socket.SHUT_RDWR)  # ends an accept() that nobody asks for any more
+        listening.shutdown(socket.SHUT_RDWR)  # this ends an accept() that is not needed any more
         for thread in threads:
             thread.join()
 
@@ -78,7 +78,7 @@ def test_a_record_is_cut_to_what_an_analysis_needs(server: Answers) -> None:
     ids=["list", "null", "number", "text", "cut", "empty", "no-list", "no-entries", "none", "deep"],
 )
 def test_what_is_no_record_is_passed_over(server: Answers, odd: bytes) -> None:
-    """Another handler may have one."""
+    """Another handler may have a record."""
     answers = {HANDLERS[0]: odd, HANDLERS[2]: json.dumps(RECORD).encode()}
     assert json.loads(flight_record(server(answers), LIMIT_S))["version"] == "2.5"
 

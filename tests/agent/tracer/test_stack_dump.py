@@ -1,4 +1,4 @@
-"""Dumps by py-spy, of running and of stopped processes; a killed py-spy leaves no process stopped."""
+"""Dumps by py-spy of running and of stopped processes. A killed py-spy leaves no process stopped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_hanging_tracer_is_killed_and_its_process_continues(
     found = dump(*target, deadline=time.monotonic() + 2, program=[sys.executable, str(program)])
 
     assert "did not end" in found.problem
-    assert (program.with_suffix(".met")).exists(), "the tracer did not get as far as stopping the process"
+    assert (program.with_suffix(".met")).exists(), "the tracer did not reach the point where it stops the process"
     assert state_of(*target) not in (STOPPED, "t")
 
 

@@ -1,4 +1,4 @@
-"""The agent's Stacks of real ranks: who is there, what each does, how far its collectives came."""
+"""The Stacks request to an agent with real ranks: which processes there are, what each does, and its collectives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def hanging(agent: RunningAgent) -> Job:
 
 
 async def looked(job: Job, ready: Any) -> pb.StacksReply:
-    """What is seen once the job hangs."""
+    """Return the samples once the job hangs."""
     async with asyncio.timeout(60):
         while True:
             reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
@@ -72,7 +72,7 @@ def leaf_of(one: pb.TracedProcess) -> str:
 
 async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
     job = await hanging(agent)
-    await looked(job, has_loader)  # the system calls are read before the stacks: here the loader may not sleep yet
+    await looked(job, has_loader)  # system calls are read before stacks, so the loader may not sleep yet here
     reply = await looked(job, has_loader)
 
     trainers = {one.rank: one for one in reply.processes if one.role == "trainer"}
@@ -82,11 +82,13 @@ async def test_who_waits_and_who_is_waited_for(agent: RunningAgent) -> None:
     assert f"all_reduce ({LeafKind.COLLECTIVE})" in leaf_of(trainers[0])
     assert f"({LeafKind.DATA})" in leaf_of(trainers[1])
     assert all(one.cpu_s > 0 and one.state in {"S", "R"} for one in trainers.values())
-    assert (trainers[0].blocked_in, loader.blocked_in) == ("", "sleep"), "gloo waits for a lock of its own"
+    assert (trainers[0].blocked_in, loader.blocked_in) == ("", "sleep"), (
+        "rank 0 waits in gloo for a lock of its own process"
+    )
 
     again = {one.pid: one for one in (await looked(job, has_loader)).processes}
     assert all(again[one.pid].switches - one.switches < 20 for one in reply.processes), (
-        "they wait, and gloo's loop runs"
+        "all processes wait, and only gloo's loop runs"
     )
 
     records = {one.rank: one for one in reply.records}
@@ -103,9 +105,9 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
     job = await hanging(agent)
     pid = next(one.pid for one in (await looked(job, has_loader)).processes if one.rank == 0)
     os.kill(pid, signal.SIGSTOP)
-    # A look that begins before that shows, and ends after it, continues the process: see let_go.
+    # A look that begins before the process shows its stop, and ends after it, continues the process. See let_go.
     async with asyncio.timeout(30):
-        while (found := process_of(pid)) is None or found.state != "T":  # noqa: ASYNC110 - nobody tells us
+        while (found := process_of(pid)) is None or found.state != "T":  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
     reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))

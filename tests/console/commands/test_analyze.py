@@ -1,4 +1,4 @@
-"""``everstep analyze``: from files to a verdict."""
+"""``everstep analyze`` reads files and gives a verdict."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_wrong_sizes(
 
 
 def test_ras_that_does_not_know_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers within a smaller communicator are not those of the job."""
+    """Rank numbers within a smaller communicator are not the rank numbers of the job."""
     (tmp_path / "ras.json").write_bytes(report(communicator("0xa", [process(rank, rank, 9) for rank in range(4)])))
     code, _, said = run(capsys, str(tmp_path), "--machines", "8")
     assert code == 1

@@ -179,7 +179,7 @@ async def test_all_machines_are_asked_and_silent_machines_are_named(verify: bool
 
     assert silent == ["m2"]
     assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], (
-        "two machines see one file, which counts once"
+        "two machines see the same file, so it counts once"
     )
     for [one] in (agent.asked("checkpoints") for agent in agents):
         assert (one.job, one.verify, one.disk_path) == ("gpt", verify, "/shared")

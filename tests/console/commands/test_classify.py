@@ -1,4 +1,4 @@
-"""``everstep classify``: a verdict from logs alone."""
+"""``everstep classify`` gives a verdict from logs alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``everstep run --detach``: if a job is refused within moments, the command does not report it as running."""
+"""``everstep run --detach`` waits a moment. So it does not report a job as running that is refused at once."""
 
 from __future__ import annotations
 

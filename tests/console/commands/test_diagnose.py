@@ -1,4 +1,4 @@
-"""``everstep diagnose``: which machines are tested, with which settings, what is shown, and how it ends."""
+"""``everstep diagnose``: which machines it tests, with which settings, what it shows, and its exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 
 
 def odd_bits(request: pb.DiagnoseRequest) -> Any:
-    """Of a machine that computes other bits than ``m0`` and ``m1``."""
+    """Answer like a machine whose bits differ from those of ``m0`` and ``m1``."""
     return bits(request, "b")
 
 
@@ -36,7 +36,7 @@ def bits(request: pb.DiagnoseRequest, digest: str = "a") -> Any:
 
 
 class Machines:
-    """A connection to a cluster whose agents say what they are told to."""
+    """A connection to a cluster whose agents give chosen answers."""
 
     def __init__(self, *answers: Any, active: str = "") -> None:
         self.made = [FakeAgent.empty(f"m{n}", diagnose=answer) for n, answer in enumerate(answers)]
@@ -90,7 +90,7 @@ async def test_machines_that_are_well(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "healthy: 3 machines, eud, dcgm, memory" in said.out
     assert "bitwise write_bytes_per_second  3   5.00 GB/s" in said.out
     assert "0 of 3 machines are done" in said.err
-    assert len(cluster.made[0].asked("diagnose")[0].tests) == 8, "all of one machine at once"
+    assert len(cluster.made[0].asked("diagnose")[0].tests) == 8, "one request has all tests of a machine"
 
 
 async def test_a_machine_that_computes_wrongly(

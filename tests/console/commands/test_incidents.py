@@ -1,4 +1,4 @@
-"""``everstep incidents`` and ``everstep incident``, read as a person and as a script."""
+"""``everstep incidents`` and ``everstep incident``, with output for a person and for a script."""
 
 from __future__ import annotations
 
@@ -268,9 +268,9 @@ def test_a_cluster_that_is_down_is_still_read(url: str, capsys: pytest.CaptureFi
 
 
 def read_all(terminal: int) -> str:
-    """What a process wrote to its terminal until it ended."""
+    """Return what a process wrote to its terminal until it ended."""
     read = b""
-    with suppress(OSError):  # Linux says EIO where other files end
+    with suppress(OSError):  # Linux raises EIO at the end of a terminal's output
         while part := os.read(terminal, 4096):
             read += part
     os.close(terminal)

@@ -1,4 +1,4 @@
-"""Commands on jobs refuse wrong usage before they reach a cluster, and say what to do."""
+"""Commands on jobs refuse wrong usage before they contact a cluster, and name the correct usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job commands as processes, on a real local cluster."""
+"""The commands on jobs run as processes, on a real local cluster."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ Everstep = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster of two machines in an everstep home of its own."""
+    """A cluster of two machines in a separate everstep home."""
     home = tmp_path_factory.mktemp("home")
     (home / "train.py").write_text(SCRIPT)
     (home / "saving.py").write_text(SAVING)
@@ -149,7 +149,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def everstep(home: Path) -> Iterator[Everstep]:
-    """Starts a command."""
+    """Starts a command of everstep."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -183,11 +183,11 @@ def job(everstep: Everstep, name: str) -> dict[str, Any]:
 
 
 def await_state(name: str, holds: Callable[[JobState], bool]) -> None:
-    """Wait for a job; asked from here, for each command is a second of CPU."""
+    """Wait for a state of a job. The test asks the cluster directly, since each command needs a second of CPU."""
 
     async def ask() -> None:
         async with asyncio.timeout(100), await Control.connect() as control:
-            while not holds(await control.state(name)):  # noqa: ASYNC110 - nobody tells us
+            while not holds(await control.state(name)):  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.2)
 
     asyncio.run(ask())
@@ -197,7 +197,7 @@ def test_run_follows_a_job_to_its_end_and_its_logs_stay(everstep: Everstep, home
     script = str(home / "train.py")
     code, out, err = outcome(everstep("run", "--json", "--name", "short", "--machines", "2", "--", script, "40"))
     assert code == 0, err
-    # On a busy computer a note may come before: how far the snapshot of the code is.
+    # On a busy computer, a note about the progress of the snapshot may come first.
     rows = [row for row in map(json.loads, out.splitlines()) if row["event"] != "note"]
     assert (rows[0]["event"], rows[0]["world_size"]) == ("started", 2)
     assert rows[-1]["outcome"] == "finished"
@@ -224,7 +224,7 @@ def test_a_job_outlives_its_followers_and_recovers_before_their_eyes(everstep: E
     assert second.stdout is not None
     for line in second.stdout:
         if json.loads(line)["event"] == "progress":
-            break  # it follows
+            break  # the command follows the job now
     victim = job(everstep, "long")["machines"][1]["ranks"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
     kinds = []
@@ -238,14 +238,14 @@ def test_a_job_outlives_its_followers_and_recovers_before_their_eyes(everstep: E
     second.send_signal(signal.SIGINT)
     code, out, err = outcome(second)
     assert (code, json.loads(out.splitlines()[-1])["outcome"]) == (130, "detached"), err
-    assert outcome(everstep("run", "--name", "long", "--", script, "1"))[0] == 2  # runs already
+    assert outcome(everstep("run", "--name", "long", "--", script, "1"))[0] == 2  # the job already runs
     following = everstep("logs", "long", "-f", "--rank", "1", "--stream", "stdout")
     assert following.stdout is not None
     assert following.stdout.readline() == "hello from rank 1\n"
-    assert following.stdout.readline() == "hello from rank 1\n"  # of the second generation
+    assert following.stdout.readline() == "hello from rank 1\n"  # this line is of the second generation
     code, _, err = outcome(everstep("stop", "long", "--note", "enough"))
     assert code == 0, err
-    assert following.wait(timeout=60) == 0  # the logs are at their end
+    assert following.wait(timeout=60) == 0  # the logs have ended
     assert job(everstep, "long")["status"] == "stopped"
 
 
@@ -257,7 +257,7 @@ def test_a_script_that_fails_at_import_is_parked_with_its_traceback(everstep: Ev
     assert "everstep resume broken" in out
     code, out, err = outcome(everstep("status", "broken"))
     assert "parked: it needs an operator" in out
-    # What runs is what was recorded: to mend the file is not enough, and an urgent update of it is.
+    # The job runs the recorded version. A repair of the file is not enough, but an urgent update is.
     (home / "broken.py").write_text(SCRIPT.replace("int(sys.argv[1])", "20"))
     code, out, err = outcome(everstep("update", "broken", "--code", str(home), "--urgent", "--reason", "mended"))
     assert code == 0, f"{out}{err}"
@@ -283,7 +283,7 @@ def test_a_parked_job_can_be_given_up(everstep: Everstep, home: Path) -> None:
 def test_a_job_whose_incident_is_terminated_keeps_its_memory_and_goes_on_from_it(
     everstep: Everstep, home: Path
 ) -> None:
-    """There are no copies on disk: had the memory been given back, the job would begin with step 0."""
+    """There are no copies on disk. If the memory had been freed, the job would begin with step 0."""
     code, _, err = outcome(everstep("run", str(home / "mendable.toml")))
     assert code == 4, err
 
@@ -346,7 +346,7 @@ def test_checkpoints_are_listed_and_a_job_that_has_ended_goes_on_from_one(everst
 
 @pytest.mark.wide
 def test_steps_are_repeated_bit_for_bit_with_the_code_that_ran_them(everstep: Everstep, home: Path) -> None:
-    """The code changes while the job runs, and is gone when its steps are repeated."""
+    """The code changes while the job runs, and is gone when the steps are repeated."""
     path, script = str(home / "drawing.toml"), home / "drawing/train.py"
     script.write_text(DRAWING.replace("RATE", "0.1").replace("PAUSE", "0.1"))
     assert outcome(everstep("run", path, "--detach"))[0] == 0
@@ -378,6 +378,6 @@ def test_steps_are_repeated_bit_for_bit_with_the_code_that_ran_them(everstep: Ev
 
 
 def losses(everstep: Everstep) -> dict[int, str]:
-    """Step → its loss in the newest run of the job, by the output of rank 1."""
+    """Return step → loss in the newest run of the job, from the output of rank 1."""
     _, out, _ = outcome(everstep("logs", "drawing", "--rank", "1", "--stream", "stdout"))
     return {int(step): loss for step, loss in map(str.split, out.splitlines())}

@@ -58,7 +58,7 @@ class WithoutPool:
 
 
 class OneMachine(WithoutPool):
-    """A cluster of one machine. It has the finding that a GPU fell off the bus, until an operator clears it."""
+    """A cluster of one machine. Its finding, that a GPU fell off the bus, stays until an operator clears it."""
 
     def __init__(self) -> None:
         self.agent = FakeAgent("m0", clear=self._clear, inspect=self._inspect)
@@ -95,7 +95,7 @@ class TwoMachines(WithoutPool):
 
 @pytest.fixture
 def cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands connect to the cluster of one machine."""
+    """Let commands connect to the cluster of one machine."""
 
     async def connect(_: str) -> OneMachine:
         return OneMachine()
@@ -137,7 +137,7 @@ async def test_a_clearing_needs_names_of_machines() -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The machines that were asked in each round; after ``ROUNDS`` rounds the user presses Ctrl-C."""
+    """The machines that were asked in each round. After ``ROUNDS`` rounds, the user presses Ctrl-C."""
     rounds: list[list[str]] = []
 
     async def connect(_: str) -> TwoMachines:

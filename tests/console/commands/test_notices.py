@@ -1,4 +1,4 @@
-"""``everstep notices test``: real receivers, and what the command says of them."""
+"""``everstep notices test`` sends to real receivers, and shows their answers."""
 
 from __future__ import annotations
 

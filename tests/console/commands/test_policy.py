@@ -1,4 +1,4 @@
-"""``everstep policy`` shows the rules to a person, and as JSON to a script."""
+"""``everstep policy`` shows the rules as text for a person, and as JSON for a script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everstep.decisions.act.evict.rules import RULES
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder in which no cluster runs; returns the test's folder."""
+    """A home folder in which no cluster runs. Returns the test's folder."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     monkeypatch.delenv("EVERSTEP_INVENTORY", raising=False)

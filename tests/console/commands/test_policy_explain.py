@@ -1,4 +1,4 @@
-"""``everstep policy explain``: the answers of an incident, as a person and as a script reads them."""
+"""``everstep policy explain`` shows the answers of an incident, for a person and for a script."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def report(resolution: str, asked: list[EvictAnswer], evicted: list[str]) -> Inc
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A ledger with three incidents of one job: of an eviction, of none, and an open one."""
+    """A ledger with three incidents of one job: one with an eviction, one without, and an open one."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EVERSTEP_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
@@ -149,7 +149,7 @@ def test_an_open_incident_is_asked_itself(url: str, capsys: pytest.CaptureFixtur
 
 
 class OpenIncident:
-    """Stands for the control plane of a job whose fourth incident is open, and not in the ledger yet."""
+    """Stands for the control plane of a job. Its fourth incident is open, and not in the ledger yet."""
 
     async def __aenter__(self) -> OpenIncident:
         return self
@@ -191,7 +191,7 @@ def test_an_open_incident_that_the_ledger_does_not_know_yet(
 
 
 def test_what_was_closed_from_outside_is_asked_itself(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its report was written by others, who do not know the answers."""
+    """The report of this incident was not written by its own workflow, so it lacks the answers of the rules."""
     with Ledger.open(url) as ledger:
         ledger.incident_closed("incident/gpt/0003", report(CLOSED_OUTSIDE, [], []), closed_ns=FAULT + 9 * S)
 

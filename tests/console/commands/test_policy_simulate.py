@@ -1,4 +1,4 @@
-"""``everstep policy simulate`` applied to a recording: its output for a person, and its JSON for a script."""
+"""``everstep policy simulate`` of a recording: its text for a person, and its JSON for a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = Path(__file__).resolve().parents[2] / "data" / "policy-events.jsonl"
 
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Times are shown in UTC."""
+    """Show times in UTC."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()

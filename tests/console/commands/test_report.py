@@ -1,4 +1,4 @@
-"""``everstep report``: the last days, from the ledger."""
+"""``everstep report`` describes the last days, from the ledger."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def start(ledger: Ledger, job: str, at_ns: int) -> None:
-    """A job that steps 10 s after its start."""
+    """Record a job that completes its first step 10 s after its start."""
     ledger.job_started(JobSpec(name=job, script="/train.py"), started_ns=at_ns)
     ledger.generation_launched(job, 1, resume_step=0, launched_ns=at_ns)
     ledger.generation_stepped(job, 1, stepped_ns=at_ns + 10 * S)
 
 
 def hung(rule: str, machine: str, *, innocent: int = 0) -> dict[str, Any]:
-    """What the report of a hang has whose machine left."""
+    """Return the part of an incident's report that says that a machine left because of a hang."""
     finding = Finding(inspection="nic", reason="nic-down", text="it is down", owner=Owner.MACHINE)
     return {
         "asked": [EvictAnswer(rule=rule, machine=machine, yes=True, why="")],
@@ -70,7 +70,7 @@ def incident(
     seconds: float | None = 20.0,
     **more: Any,
 ) -> None:
-    """Opened 5 s after the fault, over 20 s after it."""
+    """Record an incident that was opened 5 s after its fault, and closed 20 s after the fault."""
     anomaly = Anomaly(id="m1-1", generation=1, symptom=symptom, headline="", seen_ns=at_ns)
     ledger.incident_opened(id, anomaly, opened_ns=at_ns + 5 * S)
     report = IncidentReport(
@@ -93,7 +93,7 @@ def incident(
 
 
 def week(url: str) -> None:
-    """Two jobs: one with three incidents and an old one, one that ended long ago."""
+    """Record two jobs: one with recent incidents and an old one, and one that ended long ago."""
     now_ns = time.time_ns()
     with Ledger.open(url) as ledger:
         start(ledger, "old", now_ns - 40 * DAY)
@@ -156,13 +156,13 @@ def test_what_the_ledger_does_not_know_is_unknown(url: str, capsys: pytest.Captu
     assert code == 0
     assert [line.split()[4:7] for line in out.splitlines() if line.endswith("  unknown")] == [["unknown"] * 3]
     assert "note: job gpt, run 1: its ETTR and lost time are unknown: the ledger does not have its end" in out
-    # An incident of which nothing but an entry is there is of no known day.
+    # If only a single entry of an incident is known, its day is not known.
     assert "1 incident, 2 runs of jobs" in out
     assert "no machine was evicted" in out
 
 
 def test_what_verdicts_cost(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine that a hang named passed its tests; a person says what it was; another machine left a second time."""
+    """A hang named a machine, which then passed its tests; a person recorded a cause; another machine left twice."""
     now_ns = time.time_ns()
     with Ledger.open(url) as ledger:
         start(ledger, "gpt", now_ns - 5 * DAY)
@@ -218,7 +218,7 @@ def test_the_newest_verdict_of_a_person_counts(url: str) -> None:
 
 
 class Page(HTMLParser):
-    """What a page refers to, and its text."""
+    """The addresses that a page refers to, and the page's text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

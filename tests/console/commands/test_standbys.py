@@ -1,4 +1,4 @@
-"""``everstep standbys``: the number of standbys, and the data from which it follows."""
+"""``everstep standbys``: the recommended number of standbys, and the data from which it is computed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cluster(url: str, machines: int = 6, standbys: int = 2) -> None:
 
 
 def evict(ledger: Ledger, number: int, fault_ns: int, *machines: str) -> None:
-    """Record an incident in which machines were evicted, each of which ran one rank until then."""
+    """Record an incident in which machines were evicted. Each of them ran one rank until then."""
     id = f"incident/gpt/{number:04d}"
     anomaly = Anomaly(id=f"m1-{number}", generation=1, symptom=Symptom.CRASH, headline="", seen_ns=fault_ns)
     ledger.incident_opened(id, anomaly, opened_ns=fault_ns)
@@ -121,7 +121,7 @@ def test_evictions_in_the_ledger_are_the_record(capsys: pytest.CaptureFixture[st
     assert (found["machines"], found["standbys"], found["decided_by"], found["rules"]) == (4, 4, "record", [])
     assert found["record"]["machines"] == 4
     assert json.loads(call(capsys, "--json", "--machines", "8")[1])["machines"] == 8
-    # Without a cluster, the number of machines is that of the largest job in the ledger.
+    # Without a cluster, the record has as many machines as the largest job in the ledger.
     named = json.loads(call(capsys, "--json", "--machines", "8", "--cluster", "none", "--ledger", url)[1])
     assert named["record"]["machines"] == 4
 

@@ -1,4 +1,4 @@
-"""``everstep trace`` and ``everstep stacks``: the verdict and the stacks, now and of an incident, by recorded hangs."""
+"""``everstep trace`` and ``everstep stacks`` show verdict and stacks, now and of an incident, with recorded hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 class Job:
-    """A connection to a cluster with a job whose agents tell a recorded hang."""
+    """A connection to a cluster with a job whose agents return a recorded hang."""
 
     def __init__(self, name: str) -> None:
         topology, _, told = looks(name)
@@ -57,7 +57,7 @@ class Job:
         return lambda _: next(left)
 
     async def run_of(self, _: str) -> None:
-        """It runs."""
+        """Say that the job runs."""
 
     async def state(self, _: str) -> SimpleNamespace:
         return SimpleNamespace(spec=self.spec, machines=self.machines)
@@ -93,7 +93,7 @@ async def test_a_job_that_hangs_and_its_stacks(monkeypatch: pytest.MonkeyPatch, 
     assert "read_remote_shard" in said.out
 
     code, out, _ = call(capsys, "analyze", str(tmp_path / "dumps"), "--machines", "4", "--tp", "2", "--pp", "2")
-    assert (code, out.partition(":")[0]) == (0, "names"), "what was written says the same"
+    assert (code, out.partition(":")[0]) == (0, "names"), "the analysis of the written files has the same result"
 
 
 async def test_one_look_names_nobody(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -105,7 +105,7 @@ async def test_one_look_names_nobody(monkeypatch: pytest.MonkeyPatch, capsys: An
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of a ledger with the stacks of one incident."""
+    """The address of a ledger with the stacks of one incident."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     url = f"sqlite:///{tmp_path}/ledger.db"
     _, _, told = looks("loader")

@@ -1,4 +1,4 @@
-"""``everstep versions`` for jobs that the ledger still knows and Temporal does not."""
+"""``everstep versions`` for jobs that are still in the ledger, but no longer in Temporal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def version(number: int, status: VersionStatus, **more: object) -> JobVersion:
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a ledger with two runs of a job; there is no cluster."""
+    """The URL of a ledger with two runs of a job. There is no cluster."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     url = f"sqlite:///{tmp_path}/ledger.db"

@@ -1,4 +1,4 @@
-"""What a pipe and a script get to see."""
+"""The output of commands for a pipe and for a script."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ RECOVERED = IncidentEvent(
 
 
 def test_a_line_says_what_is_the_matter_and_nothing_else() -> None:
+    """The line names problems only if there are any."""
     assert tick().line == "step 143  loss 2.1034  8.13 step/s  12.3k token/s  ETTR 97.2 %  generation 2"
     amiss = tick(ranks_alive=7, status="recovering", incidents=1, silent=("m2",)).line
     assert amiss.endswith("incidents 1  7 of 8 ranks  recovering  no answer from m2")
@@ -53,7 +54,7 @@ def test_lines_come_once_a_second_at_most_and_only_when_the_job_moves() -> None:
         lines.tick(tick(step=step))
     assert out.getvalue().count("\n") == 1
     lines.incident(RECOVERED, ["stop 0.1 s"])
-    assert "incident 0001  Recovered in 0.4 s\n" in out.getvalue()  # an incident does not wait
+    assert "incident 0001  Recovered in 0.4 s\n" in out.getvalue()  # an incident is shown at once
 
 
 def test_every_json_line_is_an_object_with_event_and_time() -> None:

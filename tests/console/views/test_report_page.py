@@ -1,4 +1,4 @@
-"""Plots are well-formed whatever their labels are, and in proportion."""
+"""The plots of a report are well-formed for any labels, and their bars are in proportion."""
 
 from __future__ import annotations
 

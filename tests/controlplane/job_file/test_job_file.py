@@ -1,4 +1,4 @@
-"""Job files: what is right is read, what is wrong is told, all of it at once."""
+"""Job files: correct settings are read, and all wrong settings are reported in one error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_mesh_keeps_the_order_of_its_axes(folder: Path) -> None:
     spec = load_job(job_file(folder, text), environment={})
 
     assert str(spec.topology()) == "4,2,pp=2,dp_shard=2,tp=2,ep=4:dp_shard+tp"
-    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec, "as histories keep it"
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec, (
+        "a history keeps the job as JSON, so it must read back unchanged"
+    )
     environment = {"EVERSTEP_JOB_MESH": "tp=4,dp=2", "EVERSTEP_JOB_GROUPS": "ep=2:dp"}
     assert str(load_job(job_file(folder, text), {}, environment).topology()) == "4,2,tp=4,dp=2,ep=2:dp"
     options = {"mesh": "dp_replicate=2,dp_shard=4", "groups": ["ep=2:dp_shard"]}
@@ -185,6 +187,7 @@ def test_a_remote_folder_without_a_protocol_is_a_path(folder: Path) -> None:
 
 
 def test_paths_follow_where_they_were_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in a file is relative to the file, and a path in an option to the current folder."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "other.py").touch()
@@ -196,6 +199,7 @@ def test_paths_follow_where_they_were_written(folder: Path, monkeypatch: pytest.
 
 
 def test_names_without_a_name(folder: Path) -> None:
+    """A job without a name is named after its script."""
     script = folder / "My Long Training_Script v2 of the year.py"
     script.touch()
     names = {load_job(None, {"script": str(script)}, {}).name for _ in range(5)}

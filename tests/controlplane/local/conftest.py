@@ -50,7 +50,7 @@ NAME = "trial"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home folder for the cluster ``NAME``, which is stopped at the end; no Temporal server is configured."""
+    """A home folder for the cluster ``NAME``, which is stopped at the end. No Temporal server is configured."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
     for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_PROFILE", "TEMPORAL_NAMESPACE"):
         monkeypatch.delenv(variable, raising=False)
@@ -64,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def commands() -> Commands:
-    """Programs that do only what the readiness check needs: poll the task queue, and answer the health check."""
+    """Programs that do only what the readiness check needs: they poll the task queue, and answer the health check."""
     return Commands(
         worker=lambda: [*PYTHON, WORKER],
         agent=lambda machine, state, shm: [*PYTHON, AGENT, machine.address],

@@ -1,4 +1,4 @@
-"""A supervisor of a test's own, with stand-ins for the processes of a cluster."""
+"""A supervisor for one test, with simple programs in place of a cluster's processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 
 
 class Trial:
-    """A supervisor and its home."""
+    """A supervisor and its home folder."""
 
     def __init__(self, home: Path, cluster_id: str) -> None:
         self.home, self.cluster_id = home, cluster_id

@@ -1,4 +1,4 @@
-"""A cluster starts, grows, survives kills, and ends without leaving anything; the Temporal server is real."""
+"""A cluster starts, grows, survives kills, and ends completely. The Temporal server is real."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_up_is_idempotent_and_can_grow_and_down_leaves_nothing(home: Path, comma
     assert said[0].startswith("Temporal: ")
     assert ClusterFile.load(NAME) == cluster
     assert [name for name in files_of(home) if f"/{NAME}/" in name] == [], (
-        "a snapshot of the folder around it has no files of the cluster"
+        "a snapshot of the parent folder has no files of the cluster"
     )
 
     assert local.up(NAME, machines=1, standbys=1, workers=1, commands=commands) == cluster
@@ -248,7 +248,7 @@ def test_clusters_that_start_at_once_have_their_own_servers(home: Path, commands
         for one in found:
             server = local.processes(one)["temporal"]
             host, port = ports.split(one.temporal_address)
-            assert _listening(server) & {port}, f"{host}:{port} is not {one.name}'s"
+            assert _listening(server) & {port}, f"{host}:{port} does not belong to the server of {one.name}"
     finally:
         for name in names:
             local.down(name)

@@ -1,4 +1,4 @@
-"""Processes are told apart for good, and a cluster's are all found."""
+"""A process is never confused with a later process of the same pid, and all processes of a cluster are found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_signal_never_reaches_a_later_process_with_the_same_pid() -> None:
     with subprocess.Popen([*PYTHON, "import time; time.sleep(60)"]) as process:
         now = identify(process.pid)
         assert now is not None
-        send(Process(now.pid, now.start - 1), signal.SIGKILL)  # an earlier owner of the pid
+        send(Process(now.pid, now.start - 1), signal.SIGKILL)  # a process that had the pid earlier
         assert wait_gone([now], 0.3) == {now}
         send(now, signal.SIGKILL)
         assert wait_gone([now], 10.0) == set()

@@ -1,3 +1,5 @@
+"""Small file systems that drills mount and fill. At the end, only these are unmounted."""
+
 from __future__ import annotations
 
 import errno

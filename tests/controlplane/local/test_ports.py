@@ -1,4 +1,4 @@
-"""Addresses are chosen by one cluster only."""
+"""Each address is chosen by one cluster only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(claims.claim(sys.argv[1], int(sys.argv[2])))
 def test_what_another_process_claims_is_not_chosen() -> None:
     with ports.Claims() as ours:
         port = ours.choose(HOST)
-        assert ours.claim(HOST, port)  # it stays ours
+        assert ours.claim(HOST, port)  # a claim of the same cluster succeeds again
         claim = [sys.executable, "-P", "-c", CLAIM, HOST, str(port)]
         assert subprocess.run(claim, check=True, capture_output=True, text=True).stdout == "False\n"
         with ports.Claims() as others:
@@ -33,7 +33,7 @@ def test_what_another_process_claims_is_not_chosen() -> None:
 def test_what_a_supervisor_owns_is_not_chosen() -> None:
     with ports.Claims() as up, ports.Claims("owned") as supervisor, ports.Claims() as another:
         port = up.choose(HOST)
-        assert supervisor.claim(HOST, port)  # while `up` waits for it
+        assert supervisor.claim(HOST, port)  # the supervisor takes the port over while `up` still holds it
         assert not ports.Claims("owned").claim(HOST, port)
         up.__exit__(None, None, None)
         assert not another.claim(HOST, port)

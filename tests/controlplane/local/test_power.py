@@ -1,4 +1,4 @@
-"""A machine loses its power: all its processes die at once, stay off, and later start again without their data."""
+"""A machine loses its power: all its processes die at once, stay off, and start later without their data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ program = "import time; time.sleep(600)"
 subprocess.Popen([sys.executable, "-P", "-c", program, state + "/fork-servers/x.sock"], start_new_session=True)
 unmarked = os.environ.copy()
 unmarked.pop("EVERSTEP_MACHINE", None)
-if not os.fork():  # a fork server whose agent died: nothing but its socket says where it belongs
+if not os.fork():  # a fork server whose agent died: only its socket shows its machine
     os.setsid()
     socket = sys.argv[3] + "/_agent/fork-servers/x.sock"
     os.execve(sys.executable, [sys.executable, "-P", "-c", program, socket], unmarked)
@@ -95,8 +95,10 @@ def test_all_processes_of_a_machine_die_and_no_others(trial: Trial, cluster: Clu
 
 
 def test_the_condition_still_holds_when_the_machine_loses_power(cluster: ClusterFile) -> None:
-    """If ``when`` is true, the machine's processes are suspended, and ``when`` is called again. If it is false then,
-    the processes continue."""
+    """If ``when`` is true, the machine's processes are suspended, and ``when`` is called again.
+
+    If ``when`` is false then, the processes continue.
+    """
     answers, seen = iter([False, True, False, True, True]), []
 
     def when() -> bool:

@@ -1,4 +1,4 @@
-"""The supervisor starts again what dies, adopts what runs, and stops everything."""
+"""The supervisor restarts processes that die, adopts processes that run, and stops everything at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_killed_process_is_started_again(trial: Trial) -> None:
 
 
 def test_a_process_that_is_killed_again_and_again_has_to_wait(trial: Trial) -> None:
-    """As where memory runs out: started at once for ever, it would take what is left of the machine."""
+    """A lack of memory can cause such deaths. Restarts without a pause would take the rest of the machine's memory."""
     trial.plan(worker(program="import os; os.kill(os.getpid(), 9)"))
     assert trial.start() == 0
     assert holds(lambda: "died quickly 4 times in a row: restarting it in 0.4 s" in trial.log(), PATIENCE_S)
@@ -67,18 +67,18 @@ def test_a_new_supervisor_adopts_what_runs(trial: Trial) -> None:
     before = {name: running.pid for name, running in trial.state.processes.items()}
     cluster_processes.send(trial.state.supervisor, signal.SIGKILL)
     assert not cluster_processes.wait_gone([trial.state.supervisor], PATIENCE_S)
-    os.kill(before["worker-1"], signal.SIGKILL)  # dies while nobody looks
+    os.kill(before["worker-1"], signal.SIGKILL)  # worker-1 dies while there is no supervisor
     assert trial.start() == 0
     assert trial.pid("worker-0") == before["worker-0"]
     assert holds(lambda: trial.pid("worker-1") != before["worker-1"], PATIENCE_S)
-    os.kill(before["worker-0"], signal.SIGKILL)  # no child of the new supervisor
+    os.kill(before["worker-0"], signal.SIGKILL)  # worker-0 is no child of the new supervisor
     assert holds(lambda: trial.state.processes["worker-0"].restarts == 1, PATIENCE_S)
 
 
 def test_what_was_started_but_never_written_down_is_adopted(trial: Trial) -> None:
-    """As when the supervisor is killed between starting a process and noting its pid."""
+    """This happens if the supervisor is killed after it started a process and before it noted the pid."""
     plan = worker()
-    trial.plan(plan, worker("worker-1"))  # the same command line: it must not pass for the other
+    trial.plan(plan, worker("worker-1"))  # the same command line, but it must not be taken for worker-0
     env = os.environ | {"EVERSTEP_CLUSTER": trial.cluster_id}
     with subprocess.Popen(plan.argv, env=env, start_new_session=True) as process:
         assert trial.start() == 0
@@ -98,6 +98,7 @@ def test_a_new_plan_is_taken_up(trial: Trial) -> None:
 
 
 def test_a_process_that_shall_run_otherwise_is_started_anew_and_no_other(trial: Trial) -> None:
+    """A changed variable restarts process a, and process b keeps running."""
     trial.plan(ProcessPlan("a", "worker", [*PYTHON, SLEEP]), ProcessPlan("b", "worker", [*PYTHON, SLEEP]))
     assert trial.start() == 0
     assert holds(lambda: {"a", "b"} <= trial.state.processes.keys(), PATIENCE_S)
@@ -126,7 +127,7 @@ def test_a_damaged_plan_stops_nothing(trial: Trial) -> None:
 
 
 def test_the_end_takes_orphans_and_the_stubborn_and_nobody_else(trial: Trial, tmp_path: Path) -> None:
-    """An agent that was killed leaves a fork server of its own session; another worker ignores SIGTERM."""
+    """The orphan is a fork server with its own session, left by a killed agent. The stubborn worker ignores SIGTERM."""
     orphan = tmp_path / "orphan"
     agent = (
         "import os, pathlib, subprocess, sys, time\n"
@@ -143,7 +144,7 @@ def test_the_end_takes_orphans_and_the_stubborn_and_nobody_else(trial: Trial, tm
         assert holds(lambda: orphan.exists() and orphan.read_text() != "", PATIENCE_S)
         assert holds(lambda: "deaf" in (tmp_path / "logs" / "worker-0.log").read_text(), PATIENCE_S)
         os.kill(trial.pid("agent-m0"), signal.SIGKILL)
-        # For a moment after its exec a process shows no environment.
+        # For a moment after its exec, a process has an empty environment.
         assert holds(lambda: int(orphan.read_text()) in cluster_processes.of_cluster(trial.cluster_id), PATIENCE_S)
         mine = cluster_processes.of_cluster(trial.cluster_id)
         trial.stop()
@@ -173,14 +174,15 @@ def test_a_dead_agents_orphans_leave_no_zombie(trial: Trial, tmp_path: Path) -> 
 
 
 def test_what_is_held_stays_down_until_it_is_let_go(trial: Trial) -> None:
+    """A test or a drill can hold a process, which is then not restarted."""
     trial.plan(worker("worker-0"), worker("worker-1", SLEEP + " "))
     assert trial.start() == 0
     first = trial.pid("worker-0")
     hold(trial.home, "worker-0")
-    assert cluster_processes.identify(first)  # what runs is left alone
+    assert cluster_processes.identify(first)  # a hold does not end a running process
     os.kill(first, signal.SIGKILL)
     assert holds(lambda: "worker-0 is held down" in trial.log(), PATIENCE_S)
-    os.kill(trial.pid("worker-1"), signal.SIGKILL)  # nobody holds this one
+    os.kill(trial.pid("worker-1"), signal.SIGKILL)  # worker-1 is not held
     assert holds(lambda: trial.state.processes["worker-1"].restarts == 1, PATIENCE_S)
     assert trial.pid("worker-0") == first
     let_go(trial.home, "worker-0")
@@ -189,6 +191,7 @@ def test_what_is_held_stays_down_until_it_is_let_go(trial: Trial) -> None:
 
 
 def test_who_holds_and_dies_holds_no_more(trial: Trial) -> None:
+    """A hold ends when the process that made it dies."""
     trial.plan(worker())
     assert trial.start() == 0
     holder = (

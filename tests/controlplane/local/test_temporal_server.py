@@ -1,4 +1,4 @@
-"""The Temporal server is looked for in a fixed order, and the embedded server starts with all settings."""
+"""The Temporal server is searched for in a fixed order, and the embedded server starts with all settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program(folder: Path, version: str) -> Path:
 
 @pytest.fixture
 def bare(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for a machine with an empty cache, no programs on PATH but a shell, and no access to downloads."""
+    """A folder for a machine with an empty cache, only a shell on PATH, and no access to downloads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with socket.socket() as unused:
@@ -131,7 +131,7 @@ async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -
 
 
 async def _healthy(address: str) -> Client:
-    """Return a client as soon as the server accepts one; the server listens before it is healthy."""
+    """Return a client as soon as the server accepts one. The server listens before it is healthy."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(RuntimeError):
@@ -140,7 +140,7 @@ async def _healthy(address: str) -> Client:
 
 
 def test_the_server_knows_every_setting() -> None:
-    """A mistyped dynamic setting is ignored by the server, so the names are checked against the binary itself."""
+    """The server ignores a mistyped dynamic setting. So the test searches for the names in the program file itself."""
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"
     assert shutil.which(str(found[0]))

@@ -1,4 +1,4 @@
-"""A real local cluster: its agents serve who has its token, which nobody else sees anywhere."""
+"""A real local cluster. Its agents serve only clients with its token, and the token is visible only in its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = "import everstep, os, time\nprint(os.environ, flush=True)\nrun = everst
 
 
 def seen_of(token: bytes, cluster: ClusterFile) -> list[str]:
-    """Where a token shows: command lines and environments of all processes of a cluster, and all its files."""
+    """Return where a token is visible: command lines and environments of the cluster's processes, and all its files."""
     places = [
         Path(f"/proc/{pid}/{what}")
         for pid in cluster_processes.of_cluster(cluster.id)
@@ -37,7 +37,7 @@ async def refusal_of(client: AgentClient) -> str:
     while True:
         try:
             await client.describe()
-        except AgentUnreachable:  # the machine is busy: it has neither refused nor answered
+        except AgentUnreachable:  # on a busy machine the agent may not answer yet
             continue
         except AgentError as error:
             return str(error)

@@ -1,4 +1,4 @@
-"""A long step reports that it is still running."""
+"""A step that takes long reports that it still runs."""
 
 from __future__ import annotations
 

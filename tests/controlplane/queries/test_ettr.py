@@ -1,4 +1,4 @@
-"""The ratio that ``status`` and ``attach`` show: from the ledger, and from agents where no rank steps."""
+"""The ratio that ``status`` and ``attach`` show. It comes from the ledger, and from agents while no rank steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = JobSpec(name="gpt", script="/train.py", machines=1)
 
 
 class ControlOfALedger(Control):
-    """Has nothing but a ledger."""
+    """A control plane that has only a ledger."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._only = ledger
@@ -38,7 +38,7 @@ def began_ns() -> int:
 
 @pytest.fixture
 def control(tmp_path: Path, began_ns: int) -> ControlOfALedger:
-    """Of a job that was started 100 s ago and has stepped from then on."""
+    """A control plane with the ledger of a job that was started 100 s ago and has stepped since then."""
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.job_started(SPEC, started_ns=began_ns)
     ledger.generation_launched("gpt", 1, resume_step=0, launched_ns=began_ns)
@@ -47,7 +47,7 @@ def control(tmp_path: Path, began_ns: int) -> ControlOfALedger:
 
 
 def stepped(ago_s: float) -> JobProgress:
-    """A rank that stepped last so many seconds ago, with steps of 0.1 s."""
+    """The progress of a rank whose last step was ``ago_s`` seconds ago, and whose steps take 0.1 s."""
     now_ns = time.time_ns()
     given: dict[str, Any] = {"rank": 0, "machine": "m0", "generation": 1, "pid": 1, "alive": True, "attached": True}
     given |= {"finished": False, "completed_steps": 9, "optimizer_steps": 9, "loss": 1.0, "tokens": 0}

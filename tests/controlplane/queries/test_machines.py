@@ -1,4 +1,4 @@
-"""What inspections of several machines say together, from fake agents."""
+"""The summary of the inspections of several machines. The agents are fakes."""
 
 from __future__ import annotations
 

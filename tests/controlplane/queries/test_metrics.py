@@ -31,7 +31,10 @@ def test_ranks_of_a_replica_count_once_and_the_slowest_sets_the_pace() -> None:
 
 @pytest.mark.parametrize(("derived", "mfu"), [(True, 0.3), (False, 0.15)])
 def test_utilization_is_the_work_for_tokens_divided_by_the_peak_of_all_devices(derived: bool, mfu: float) -> None:
-    """Derived FLOPs of a token are a rank's share, and add up over a replica; given ones are of the complete model."""
+    """Derived FLOPs of a token are a rank's share, and are added up over a replica.
+
+    Given FLOPs are of the complete model.
+    """
     work: dict[str, Any] = {"flops_per_token": 6.0, "peak_flops": 400.0, "flops_derived": derived}
     ranks = [rank(number, tokens_per_s=1000.0, **work) for number in range(4)]
     report = metrics_report(ranks, TOPOLOGY)

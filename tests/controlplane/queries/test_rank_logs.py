@@ -1,4 +1,4 @@
-"""Logs by way of a real gRPC server that reads real files, also when it goes away in between."""
+"""Logs are read through a real gRPC server from real files, even if the server is away for a while."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.model.machine import Machine
 
 
 async def serve(folder: Path) -> tuple[FakeAgent, Source]:
-    """An agent that has logs as a real one does, from files ``<rank>.out`` and ``<rank>.err``, and that of rank 0."""
+    """Start an agent that serves files ``<rank>.out`` and ``<rank>.err``. Returns it, and the log source of rank 0."""
 
     def read_log(request: pb.ReadLogRequest) -> AsyncIterator[pb.LogChunk]:
         suffix = {pb.ReadLogRequest.STDOUT: "out", pb.ReadLogRequest.STDERR: "err"}[request.stream]
@@ -76,6 +76,7 @@ async def test_following_goes_on_where_it_was_when_the_agent_comes_back(tmp_path
 
 
 def test_lines_and_characters_in_pieces() -> None:
+    """Pieces may end within a line or within a character."""
     cutter = LineCutter()
     assert cutter.take("Kö".encode()[:2]) == []
     assert cutter.take("Kö".encode()[2:] + b"ln\r\nab") == ["Köln"]
@@ -84,6 +85,7 @@ def test_lines_and_characters_in_pieces() -> None:
 
 
 def test_the_place_is_found_again() -> None:
+    """Reading continues behind the last line that was read."""
     assert after(b"two\n", b"one\ntwo\nthree\n") == b"three\n"
     assert after(b"gone\n", b"other\n") == b"other\n"
     assert after(b"", b"all\n") == b"all\n"

@@ -1,4 +1,4 @@
-"""The code of a job that starts is its first version, and code outside its folder gives a warning."""
+"""The code of a starting job becomes its first version. Code outside its folder gives a warning."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def test_without_a_store_it_runs_in_place_and_says_so(script: Path) -> None:
 
 
 def test_a_number_is_not_for_a_user_to_give(script: Path) -> None:
+    """Only everstep numbers versions."""
     with pytest.raises(ConfigError, match="unknown key 'version'"):
         load_job(None, {"script": script, "version": 3}, {})
 
@@ -102,6 +103,7 @@ def module(place: Path, name: str) -> Path:
 
 
 def test_what_pythonpath_finds_is_told(folder: Path, tmp_path: Path) -> None:
+    """Modules that are imported through PYTHONPATH are not in the snapshot, so there is a warning."""
     late, unused = module(tmp_path / "libs", "late"), module(tmp_path / "unused", "never")
     (tmp_path / "packages/helper").mkdir(parents=True)
     path = f"{unused}:{late}:{tmp_path}/packages:{tmp_path}/gone::{folder}"
@@ -113,6 +115,7 @@ def test_what_pythonpath_finds_is_told(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_installed_as_a_link_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install is not in the snapshot, so there is a warning."""
     source = module(tmp_path / "work/src", "other")
     info = tmp_path / "site/other_kit-1.0.dist-info"
     info.mkdir(parents=True)
@@ -123,6 +126,6 @@ def test_what_is_installed_as_a_link_is_told(folder: Path, tmp_path: Path, monke
         url = {"url": f"file://{tmp_path}/work", "dir_info": {"editable": editable}}
         (info / "direct_url.json").write_text(json.dumps(url))
         assert (f"{source} (other-kit, an editable install)" in told(folder)) is editable
-    assert told(folder, python="/other/python") == ""  # nobody knows here what that one has
+    assert told(folder, python="/other/python") == ""  # it is unknown here which packages another Python has
     (info / "direct_url.json").write_text('{"url": 3, "dir_info": ["editable"]}')
     assert told(folder) == ""

@@ -22,7 +22,7 @@ SPEC = JobSpec(name="gpt", script="/gone/train.py", args=["--now"], machines=2, 
 
 
 class Recorded:
-    """A store with two versions of a job, both known to the job's last run."""
+    """A store with two versions of a job. The job's last run knows both."""
 
     def __init__(self, folder: Path) -> None:
         self.store = VersionStore(str(folder / "versions"))

@@ -1,4 +1,4 @@
-"""Starting from a checkpoint: what cannot be restored is refused before anything starts."""
+"""A job that starts from a checkpoint: a step that cannot be restored is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FakeControl:
         return self.known
 
     async def run_of(self, job: str) -> JobRun:
-        return JobRun(job, self.status, datetime.now(timezone.utc), None)  # noqa: UP017 - as the client gives it
+        return JobRun(job, self.status, datetime.now(timezone.utc), None)  # noqa: UP017 - Temporal's client gives this type
 
 
 async def checked(
@@ -51,13 +51,13 @@ async def checked(
     newer: tuple[int, int] = (-1, -1),
     unlisted: str = "",
 ) -> tuple[int, str]:
-    """Check a step.
+    """Check a step from which a job is to start.
 
     Args:
-        step: It.
-        steps: That each of two machines has of its own rank on disk; None: its agent does not answer.
-        earlier: The last run of the name, which saved all of it.
-        newer: A machine, and a step that its second generation saved; all else the first one did.
+        step: The step, or "latest".
+        steps: For each of two machines, the steps of its own rank on its disk; None: its agent does not answer.
+        earlier: The last run of the name, which saved all these steps.
+        newer: A rank and its step that the second generation saved. The first generation saved all others.
         unlisted: Why the last machine cannot list its disk to the end.
     """
 

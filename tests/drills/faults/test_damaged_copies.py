@@ -1,3 +1,5 @@
+"""Damage to copies of states: flipped bits and shortened files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,7 +32,7 @@ def test_one_bit_of_one_step_is_seen_by_its_checksum_and_the_others_stay_whole(t
     assert after[at] ^ before[at] == 1
     assert done.what == f"bit 0 of byte {at} flipped"
     assert {one.completed_steps: one.valid for one in held(path)} == {4: True, 5: False, 6: True}
-    assert steps_in(path) == {4, 5, 6}  # its header still holds: nobody sees it without reading the contents
+    assert steps_in(path) == {4, 5, 6}  # the header is still valid, so only a check of the contents finds the damage
 
 
 def test_a_step_that_is_not_there_cannot_be_damaged(tmp_path: Path) -> None:

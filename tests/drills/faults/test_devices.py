@@ -1,4 +1,4 @@
-"""The findings that drills expect, for each fault whose finding surely names its machine."""
+"""The findings that drills expect, for each fault whose finding names its machine for sure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 WITHOUT_A_DRILL = {"disk-failed", "fs-made-readonly"}
-"""A drill does not know the disks of this computer, and an error of a disk without files of jobs evicts no machine."""
+"""These faults have no drill, since a drill does not know the disks of this computer.
+
+An error of a disk without files of jobs would evict no machine.
+"""
 
 
 def test_every_sure_fault_has_a_drill_or_is_listed() -> None:

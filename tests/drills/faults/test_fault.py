@@ -1,4 +1,4 @@
-"""What is injected from outside."""
+"""Faults that are injected from outside the job."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ async def test_a_fault_that_nothing_injects_is_refused_and_no_agent_is_killed_fo
 
     with pytest.raises(CannotInject, match="spin: it is not injected from outside"):
         await inject(context)
-    assert let_go, "ranks that wait for the fault go on"
+    assert let_go, "ranks that waited for the fault may continue"

@@ -1,4 +1,7 @@
-"""The judge of drills with a NaN: an incident must name the NaN and its first rank, and resume before the NaN."""
+"""The judge of drills with a NaN.
+
+An incident must name the NaN and the rank that had it first, and the job must resume from before the NaN.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ NAMED = "the loss is NaN or infinite since step 20, first on rank 5 on m2"
 
 
 def records(bad_from: dict[int, int]) -> Records:
-    """Return the losses of all ranks in 30 steps; ``bad_from``: rank → step from which on its losses are NaN."""
+    """Return losses of all ranks in 30 steps. ``bad_from``: rank → step from which on its losses are NaN."""
 
     def loss(rank: int, step: int) -> float:
         return math.nan if step >= bad_from.get(rank, 99) else 1.0

@@ -1,3 +1,5 @@
+"""How a drill checks updates: versions, and the version that ran each step."""
+
 from __future__ import annotations
 
 import struct

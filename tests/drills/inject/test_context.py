@@ -1,4 +1,4 @@
-"""How a drill waits until the processes of its cluster are back."""
+"""A drill waits until the processes of its cluster are back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drills.inject.context import DrillContext
 
 
 def of(*looks: dict[str, int]) -> Any:
-    """Return a context whose cluster shows these processes, one entry for each look; the last entry stays."""
+    """Return a context whose cluster shows these processes, one entry for each look. The last entry stays."""
     rest = list(looks)
     return SimpleNamespace(cluster=SimpleNamespace(processes=lambda: rest.pop(0) if len(rest) > 1 else rest[0]))
 

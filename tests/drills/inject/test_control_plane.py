@@ -1,4 +1,4 @@
-"""A worker that dies on purpose: a real one, on a real server."""
+"""A real worker is killed at a planned place. The Temporal server is real, too."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 class Workers:
-    """Starts the worker again each time that it is killed."""
+    """Starts the worker again after each kill."""
 
     def __init__(self, script: Path, plan: Path, address: str) -> None:
         self.command = [sys.executable, str(script), address]
@@ -81,7 +81,7 @@ class Workers:
 
 @asynccontextmanager
 async def looked_at(temporal: Client, workers: Workers, plan: Path, planned: dict[str, object]) -> AsyncIterator[None]:
-    """From outside, as a drill does where it strikes at an event."""
+    """Watch the worker from outside, as a drill does if it kills at an event."""
     while not workers.pid:  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.01)
     with ExitStack() as looking:
@@ -126,7 +126,7 @@ async def test_a_worker_dies_once_and_where_it_was_told(
             id="incident/j/0001",
             task_queue="drill",
             result_type=str,
-            # A workflow task that times out on a busy computer would make the planned event another one.
+            # If a workflow task timed out on a busy computer, another event would have the planned number.
             task_timeout=timedelta(seconds=10),
         )
         assert await handle.result() == "done"
@@ -142,7 +142,7 @@ async def test_a_worker_dies_once_and_where_it_was_told(
     if "at_event" in fault:
         assert mark["newest"] >= int(str(fault["at_event"])) - (mark["place"].startswith("end"))
         if mark["place"].startswith("result"):
-            assert mark["newest"] == 8, "the task is scheduled, and no worker has accepted it"
+            assert mark["newest"] == 8, "the next task is scheduled, and no worker has accepted it"
     assert workers.log.read_text().count("effect") == effects
 
 
@@ -170,7 +170,7 @@ os._exit(0)  # Temporal's threads can crash an interpreter that ends while they 
 
 @workflow.defn(name="Told", sandboxed=False)
 class Told:
-    """Takes reports as a job does."""
+    """Accepts reports like a job."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -202,6 +202,6 @@ async def test_a_worker_dies_as_it_tells_a_job_of_a_fault(temporal: Client, tmp_
         assert mark and mark["place"] == f"{moment} of a report"
         again = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
         said, _ = await again.communicate()
-        assert (again.returncode, said.strip()) == (0, b"taken"), "it fires once"
+        assert (again.returncode, said.strip()) == (0, b"taken"), "the fault strikes only once"
         await handle.execute_update(Told.report, "another")
-        assert await handle.result() == ["m1-1", "another"], "told once, whoever died before or after"
+        assert await handle.result() == ["m1-1", "another"], "each report arrives once, although a worker died"

@@ -1,4 +1,4 @@
-"""A drill kills a worker when an event appears in the Temporal server's database, which this test fills itself."""
+"""A drill kills a worker when an event appears in the Temporal server's database. Here the test fills the database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_is_killed_only_when_the_event_is_in_the_database(tmp_path: Pat
             store.execute("INSERT INTO current_executions VALUES (?, ?, ?, ?)", KEY)
             store.execute("INSERT INTO executions VALUES (?, ?, ?, ?, 3)", KEY)
             time.sleep(2)
-            assert worker.poll() is None, "the newest event is 2"
+            assert worker.poll() is None, "the newest event is 2, and the worker dies only at event 3"
             store.execute("UPDATE executions SET next_event_id = 5")
             assert worker.wait(30) == -signal.SIGKILL
             while (mark := faults.fired(plan, fault)) is None:

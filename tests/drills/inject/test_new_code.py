@@ -1,3 +1,5 @@
+"""The lines that a drill adds to a job's script for an update."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,4 +1,4 @@
-"""The comparison of two runs of a job, bit for bit: it names differences, and what could not be compared."""
+"""Two runs of a job are compared bit for bit. The result names differences, and data that could not be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def records(*steps: int, ranks: int = 2, loss: float = 0.5, state: str = "") -> 
 
 
 def other_bits() -> Records:
-    """Return records in which only the first attempt at a step has wrong bits, which must be found, too."""
+    """Return records in which only the first attempt at a step has wrong bits. These must be found, too."""
     found = records(0, 1, 2)
     found.of[1].insert(1, ReportedStep(1, 1, 0, struct.pack("<d", 1.5000000000000002)))
     return found

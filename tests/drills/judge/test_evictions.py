@@ -1,4 +1,4 @@
-"""Who has to leave the job, and who must not."""
+"""Which machines have to leave the job, and which must not."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ def test_who_leaves_on_purpose_beside_the_one_at_fault_is_told_and_allowed() -> 
     beside = over_evicted([report("m1", "m3")], ["m1"])
     assert beside == ["m3"]
     assert eviction_problems(hung, SPEC, ["m1", "m3"], beside=beside) == []
-    assert over_evicted([report("m2", "m3")], ["m1"]) == [], "without the one at fault it is no over-eviction"
-    assert over_evicted([report("m1", "m3", conclusion=HangConclusion.NAMES)], ["m1"]) == [], "both were named"
+    assert over_evicted([report("m2", "m3")], ["m1"]) == [], (
+        "the machine at fault is not among these, so this was no over-eviction"
+    )
+    assert over_evicted([report("m1", "m3", conclusion=HangConclusion.NAMES)], ["m1"]) == [], (
+        "the trace named both machines"
+    )
 
 
 def test_a_slow_machine_leaves_where_there_is_another_one_and_a_slow_link_costs_none() -> None:

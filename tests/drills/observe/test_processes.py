@@ -1,3 +1,5 @@
+"""The watch over rank processes: copies of a rank, remaining processes, and times without a look."""
+
 from __future__ import annotations
 
 import os
@@ -27,7 +29,7 @@ time.sleep(60)
 
 @contextmanager
 def process(name: str, output: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run a process with a name; its errors go to a file, as those of a rank do."""
+    """Run a process with a name. Its errors go to a file, as those of a rank do."""
     with output.open("a") if output else nullcontext() as errors:
         started = subprocess.Popen([sys.executable, "-c", RANK, name], stdout=subprocess.PIPE, stderr=errors, text=True)
     assert started.stdout is not None

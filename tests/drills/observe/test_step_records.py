@@ -1,4 +1,4 @@
-"""Step records of a machine that is off: in the agent's files, and in reports that nobody has drained."""
+"""Step records of a machine that is off: in the agent's files, and in reports that were not drained."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_what_a_dead_machine_had_recorded_is_kept(tmp_path: Path) -> None:
         for step in steps:
             report.report(step, step / 2, 0.0, 0)
         if generation == 1:
-            archive.drain(report)  # the agent came so far
+            archive.drain(report)  # the agent had drained only this report
     (shm / "job" / "report-5-3.new").write_bytes(b"")
     found = rescue("job", state, shm)
     assert [(one.step, one.generation) for one in found.of[5]] == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2)]
     assert found.redone() == 1
-    # They are on its disk now: where that is not lost, the agent tells of them itself.
+    # The rescue wrote the records to the machine's disk. If the disk is not lost, the agent reports them itself.
     assert [one.step for reply in StepArchive(folder).read(5, 0) for one in reply.records] == [0, 1, 2, 2, 3]
 
     both = Records()
@@ -46,6 +46,6 @@ def test_generations_of_a_rank_that_step_at_the_same_time_are_named() -> None:
 
 
 def test_the_newest_report_of_a_step_is_that_of_the_last_generation_wherever_it_comes_from() -> None:
-    """Of a machine that left the job the agent is asked last."""
+    """If a machine has left the job, its agent is asked last."""
     last, left = ReportedStep(7, 2, 20, b"right"), ReportedStep(7, 1, 10, b"wrong")
     assert Records({0: [last, left]}).newest().of == {0: [last]}

@@ -1,4 +1,4 @@
-"""The copies that exist, read from the files themselves; drills compare them with the agents' answers."""
+"""The copies that exist, read from the files themselves. Drills compare them with the agents' answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_copies_that_are_left_after_a_strike(tmp_path: Path, shared: bool) -
         assert backup is not None and backup.parent != stored.own(rank).parent
         save(backup, 19, 20)
         write(stored, rank, 15)
-        write(stored, rank, 20, whole=rank != 3)  # rank 3 was not finished, so it has no manifest
+        write(stored, rank, 20, whole=rank != 3)  # the copy of rank 3 is unfinished, so it has no manifest
     assert stored.newest() == 20
     everything = stored.left(Loss())
     assert everything == {rank: {15, 18, 19, 20} for rank in RANKS}

@@ -1,4 +1,4 @@
-"""What one transaction added to a history, by a store that is filled by hand; by a server: test_control_plane."""
+"""Which events one transaction added to a history. Here a test fills the store; test_control_plane uses a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill kills in the end, how many steps that may cost, and the line that describes it."""
+"""What a drill finally destroys, how many steps this may cost, and the line that describes it."""
 
 from __future__ import annotations
 

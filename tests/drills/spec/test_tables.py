@@ -1,5 +1,7 @@
-"""Every row of ByteRobust's table 3 and every symptom of its table 1 has a drill, or docs/concepts/coverage.md says why
-not."""
+"""Every row of ByteRobust's table 3 and every symptom of its table 1 has a drill.
+
+For a row without a drill, docs/concepts/coverage.md gives the reason.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ SYMPTOMS = (
     *("HDFS error", "container error", "OS kernel panic", "GPU memory error", "external service error"),
     *("GPU unavailable", "disk fault", "job hang", "MFU decline", "NaN value", "code or data adjustment"),
 )
-"""As the paper has them, in its order."""
+"""The names of the paper, in its order."""
 
 
 def rows(head: str) -> Iterator[list[str]]:
-    """Of the table with this head."""
+    """Yield the rows of the table with this head."""
     for line in TEXT.partition(head)[2].splitlines()[2:]:
         if not line.startswith("|"):
             return
@@ -54,4 +56,4 @@ def test_it_has_a_drill_or_says_why_not(row: list[str]) -> None:
 def test_the_inspections_that_it_names_are_there(row: list[str]) -> None:
     known = {kind.name for kind in INSPECTIONS} | {"remote-storage", "container-start", "stop", "evict"}
     named = set(re.findall(r"`([a-z-]+)`", row[1]))
-    assert named <= known, "or reason codes of logs, and commands"
+    assert named <= known, "these are no inspections, and no known reason codes or commands"

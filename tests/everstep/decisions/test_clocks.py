@@ -1,4 +1,4 @@
-"""The correction of times from a machine whose clock is wrong."""
+"""Times from a machine whose clock is wrong are corrected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_clock_that_may_be_right_is_not_corrected(took_ms: int, way_ms: int, o
     sent = NOW + took_ms * 10**6
     assert shift_ns(sent + off_ms * 10**6, asked_ns=NOW, heard_ns=sent + way_ms * 10**6) == 0
     assert stream_shift_ns(sent + off_ms * 10**6, sent + way_ms * 10**6) == 0
-    assert shift_ns(0, asked_ns=NOW, heard_ns=NOW) == 0, "the agent did not send its time"
+    assert shift_ns(0, asked_ns=NOW, heard_ns=NOW) == 0, "the agent did not send its time, so nothing is corrected"
 
 
 @given(off_s=OFF, took_ms=st.integers(0, 60_000), way_ms=st.integers(0, 900))

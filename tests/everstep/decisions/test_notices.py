@@ -1,4 +1,4 @@
-"""The events of which receivers are notified, and their ids."""
+"""The events about which receivers are notified, and the ids of these events."""
 
 from __future__ import annotations
 
@@ -161,7 +161,9 @@ def test_a_machine_that_is_evicted_again_within_a_day_has_a_notice() -> None:
     (notice,) = pool_notices(pool(twice, standbys=0), NOON)
     assert (notice.kind, notice.machines) == (NoticeKind.EVICTED_TWICE, ["m1"])
     assert "2 times" in notice.text
-    assert pool_notices(pool(twice, standbys=0), NOON + 7 * H) == [], "the eviction was too long ago"
+    assert pool_notices(pool(twice, standbys=0), NOON + 7 * H) == [], (
+        "the last eviction was 7 hours ago, which is too long"
+    )
 
 
 def test_only_a_shortage_has_to_last() -> None:
@@ -176,7 +178,7 @@ def test_only_a_shortage_has_to_last() -> None:
     assert again == since
 
     over, _ = lasting_notices(since, [], 161.0, 60.0)
-    assert over == {}, "a shortage that returns has to last again"
+    assert over == {}, "after a shortage is over, the next one has to last again"
 
 
 def test_a_receiver_gets_one_line_of_json() -> None:
@@ -190,4 +192,4 @@ def test_a_receiver_gets_one_line_of_json() -> None:
     assert fields["kind"] == "parked"
     assert fields["time"] == "2026-09-21T14:13:20.000+00:00"
     assert len(fields["text"]) <= 500
-    assert "everstep abandon gpt" in fields["text"], "the commands are not cut"
+    assert "everstep abandon gpt" in fields["text"], "the text is cut, but not the commands in it"

@@ -39,7 +39,7 @@ def test_gloo() -> None:
 
 
 def test_the_oldest_of_a_group_holds_a_rank_up() -> None:
-    """On a GPU a rank may have entered several collectives; the oldest pending one counts."""
+    """On a GPU, a rank may have entered several collectives. The oldest pending one counts."""
     entries = [entry("0", number, retired=False, name="nccl:all_reduce") for number in (7, 8, 9)]
     found = flight_record(GLOO | {"entries": entries})
     assert found.record.last == {"0": 7}

@@ -1,4 +1,4 @@
-"""Folders of dumps: the rank and the kind of each file, and progress between two samples."""
+"""Folders of dumps: the rank and the kind of each file, and which ranks progressed between two samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECORD = json.dumps({"entries": [], "pg_config": {}}).encode()
 
 
 def ras(launched: int, late: int) -> bytes:
-    """Two samples of a job of eight ranks, in which one rank is one collective behind the others."""
+    """Return a RAS report of a job of eight ranks. One rank is one collective behind the others."""
     ranks = [process(rank, rank, launched - (rank == late)) for rank in range(8)]
     return report(communicator("0xa", ranks))
 
@@ -143,7 +143,7 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", RECORD[:-5], b"\x80\x02nothing", b"hello", b"\x1f\x8bnothing"])
 def test_a_file_that_cannot_be_read_costs_only_that_file(data: bytes, tmp_path: Path) -> None:
-    """Nothing is known of its rank, which is counted as missing."""
+    """Nothing is known of the file's rank, so the rank counts as missing."""
     (tmp_path / "rank-0.json").write_bytes(RECORD)
     (tmp_path / "rank-1.json").write_bytes(data)
     samples = read_folder(tmp_path)
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_costs_only_that_file(data: bytes, tmp_path: 
 
 
 def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
-    """One of the two records is of another run, and would make a healthy rank look late."""
+    """One of the two records must be of another run. It would make a healthy rank look late."""
     (tmp_path / "old").mkdir()
     for name in ("rank-2.json", "old/nccl_trace_rank_2"):
         (tmp_path / name).write_bytes(RECORD)
@@ -163,7 +163,7 @@ def test_two_flight_records_of_one_rank_are_told(tmp_path: Path) -> None:
 
 
 def test_a_running_job_that_ras_looked_at_is_not_hung(tmp_path: Path) -> None:
-    """In a running job, some rank is always the last to launch a collective."""
+    """In a running job, some rank is always the last one that launches a collective."""
     for look, launched, late in (("snapshot-1", 9, 5), ("snapshot-2", 1009, 3)):
         (tmp_path / look).mkdir()
         (tmp_path / look / "ras.json").write_bytes(ras(launched, late))

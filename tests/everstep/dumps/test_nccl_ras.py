@@ -1,4 +1,4 @@
-"""NCCL's RAS report shows ranks that launched fewer collectives, and silent ranks."""
+"""NCCL's RAS report shows ranks that launched fewer collectives, and ranks that do not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def process(rank: int, of: int, count: int | None = None) -> dict[str, Any]:
-    """Return a communicator's rank, which is rank ``of`` of the job; without a count the rank does not answer."""
+    """Return a communicator's rank, which is rank ``of`` of the job. Without a count, the rank does not answer."""
     found: dict[str, Any] = {
         "rank": rank,
         "host": f"10.0.0.{of // 4}",
@@ -48,7 +48,7 @@ def judge(data: bytes) -> Any:
 
 
 def test_whoever_launched_fewer_is_named() -> None:
-    """Ranks 4 and 5 are behind in the job's communicator, and rank 5 is behind rank 4 in that of these two."""
+    """Ranks 4 and 5 are late in the communicator of all ranks. Rank 5 is also late in that of only these two."""
     world = [process(rank, rank, 9 if rank not in (4, 5) else 8) for rank in range(8)]
     pair = [process(0, 4, 31), process(1, 5, 30)]
 

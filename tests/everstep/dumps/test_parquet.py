@@ -1,4 +1,4 @@
-"""Tables in Parquet; ``make integrations`` runs it in an environment that has pyarrow."""
+"""Tables in Parquet. ``make integrations`` runs this test in an environment that has pyarrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of py-spy: text and JSON give the same result, and other files are refused."""
+"""Dumps of py-spy. Text and JSON give the same result, and other files are refused."""
 
 from __future__ import annotations
 

@@ -89,14 +89,14 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: py
 
 
 def staged(stages: list[int]) -> str:
-    """A row for each rank, with its stage."""
+    """Return a table with a row for each rank, with its stage."""
     rows = (f"1,{rank},{stage},f,0,1\n" for rank, stage in enumerate(stages))
     return "step,rank,stage,op,start,duration\n" + "".join(rows)
 
 
 @pytest.mark.parametrize("stages", [[0, 0, 1, 1], [0, 1, 0, 1]])
 def test_the_stages_of_a_table_tell_in_which_order_ranks_are_numbered(stages: list[int], tmp_path: Path) -> None:
-    """Otherwise ranks of a heavy stage would be compared with those of a light one, and look slow."""
+    """With a wrong order, ranks of a heavy stage would be compared with ranks of a light stage, and would look slow."""
     found = read_timings(table(tmp_path, staged(stages)))
     topology = found.topology()
     assert [topology.coordinate(rank).pp for rank in range(4)] == stages
@@ -116,7 +116,7 @@ def test_stages_that_are_not_those_of_the_sizes_are_told(
 
 
 def test_virtual_stages_say_nothing_of_the_order(tmp_path: Path) -> None:
-    """A rank may have several virtual stages."""
+    """A rank may have several virtual stages, so they do not show the order of ranks."""
     text = staged([0, 1]) + "1,0,2,f,1,1\n1,1,3,f,1,1\n"
     assert len(list(read_timings(table(tmp_path, text)).times(Topology.of(2, 1, pp=2)))) == 4
 

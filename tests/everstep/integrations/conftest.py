@@ -13,6 +13,6 @@ __all__ = ["outside", "shm", "start_rank"]
 
 @pytest.fixture
 def job(start_rank: StartRank, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job that has not started yet."""
+    """Return a job that has not started yet."""
     torch.set_num_threads(1)
     return Job(start_rank, monkeypatch)

@@ -1,4 +1,4 @@
-"""A rank as everstep starts it, several times in this process."""
+"""A rank as everstep starts it. It is started several times in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everstep.rank.step_reports import ReportFile, StepRecord
 
 
 class Crash(Exception):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 @dataclass
@@ -23,14 +23,16 @@ class Job:
     reports: ReportFile | None = None
 
     def start(self, generation: int, *, resume: int = 0) -> None:
-        """Make the environment of a generation."""
+        """Set the environment for a generation."""
         self.reports = self.begin(generation, resume=resume, slots=3)
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            self.patch.delenv(name)  # trainers would look for a rendezvous, which one rank does not need
+            self.patch.delenv(
+                name
+            )  # with these variables, a trainer would wait for a rendezvous, which one rank does not need
 
     @property
     def completed(self) -> int:
-        """Completed steps, as the agent sees them."""
+        """The number of completed steps, as the agent sees it."""
         assert self.reports is not None
         return self.reports.snapshot().completed_steps
 

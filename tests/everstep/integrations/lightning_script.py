@@ -1,4 +1,4 @@
-"""A Lightning training as a user writes it, on 2 machines with 2 ranks each; a drill runs it."""
+"""A Lightning training as a user would write it, on 2 machines with 2 ranks each. A drill runs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from everstep.integrations.lightning import attach
 
 
-class Small(lightning.LightningModule):  # type: ignore[misc]  # the library is not there where types are checked
-    """A model with dropout, so that random states matter."""
+class Small(lightning.LightningModule):  # type: ignore[misc]  # type checks run without this library
+    """A model with dropout, so its result depends on random states."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer resumes bit for bit; ``make integrations`` runs this with the library."""
+"""Hugging Face's Trainer resumes bit for bit. ``make integrations`` runs this test with the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("ou
 
 
 def trainer(folder: Path, losses: dict[int, float], crash_at: int = -1, **options: Any) -> Any:
-    """A tiny GPT with dropout, trained for 2 epochs of 10 batches in random order."""
+    """Return a trainer of a tiny GPT with dropout, for 2 epochs of 10 batches in random order."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     class Watch(TrainerCallback):  # type: ignore[misc]
@@ -52,7 +52,7 @@ def trainer(folder: Path, losses: dict[int, float], crash_at: int = -1, **option
     [
         (4, {}),
         (13, {}),
-        (10, {}),  # at the first step of an epoch
+        (10, {}),  # it crashes at the first step of an epoch
         (3, {"gradient_accumulation_steps": 2, "logging_steps": 3}),
         (6, {"eval_strategy": "steps", "eval_steps": 6}),
     ],
@@ -93,7 +93,7 @@ def test_it_goes_on_bit_for_bit_where_it_stood(
 
 
 def test_a_nan_is_reported_though_the_trainer_hides_it(job: Job, tmp_path: Path) -> None:
-    """``logging_nan_inf_filter`` would log a mean of earlier losses instead."""
+    """With ``logging_nan_inf_filter``, the trainer logs a mean of earlier losses in place of the NaN."""
     from everstep.integrations.huggingface import attach
 
     job.start(1)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer resumes bit for bit; ``make integrations`` runs these tests with the library."""
+"""Lightning's Trainer resumes bit for bit. ``make integrations`` runs these tests with the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a script logs with wandb and TensorBoard are reported; ``make integrations`` has both libraries."""
+"""Values that a script logs with wandb and TensorBoard are reported. ``make integrations`` has both libraries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def test_values_of_a_step_that_are_logged_one_by_one_are_one_report(job: Job) ->
     for step in range(2):
         tap.record({"Train/Loss": torch.tensor(step + 1.0), "lr": 0.1}, step)
         tap.record({"grad_norm": 0.5, "histogram": [1, 2, 3]}, step)
-    assert reported(job) == [(0, 1.0, 0.5, 3)], "the second may not be all there yet"
+    assert reported(job) == [(0, 1.0, 0.5, 3)], "step 1 is not reported yet, since more of its values may follow"
     tap.close()
     assert reported(job) == [(0, 1.0, 0.5, 3), (1, 2.0, 0.5, 3)]
 
 
 def test_within_a_loop_of_ours_its_number_counts_and_else_they_are_counted(job: Job) -> None:
+    """In a loop of ``run.steps``, the loop's step counts. Without a loop and a step, values are counted."""
     job.start(1)
     run = everstep.join()
     tap = Tap(run, LOSS, GRAD_NORM)
@@ -45,6 +46,7 @@ def test_within_a_loop_of_ours_its_number_counts_and_else_they_are_counted(job: 
 
 
 def test_who_reports_by_himself_is_not_told_twice(job: Job) -> None:
+    """A script that calls ``run.report`` itself is not reported a second time."""
     job.start(1)
     run = everstep.join()
     tap = Tap(run, LOSS, GRAD_NORM)
@@ -89,7 +91,7 @@ def test_wandb(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         kept: Any = dict(logging.summary)
     tapped.close()
     assert reported(job)[0] == (0, 2.0, 0.5, 3) and reported(job)[1][:2] == (7, 1.5)
-    assert kept["train/loss"] == 1.5, "wandb has it as ever"
+    assert kept["train/loss"] == 1.5, "wandb still gets the logged value"
     assert wandb.sdk.wandb_run.Run.log is original
 
 
@@ -109,5 +111,5 @@ def test_tensorboard(job: Job, tmp_path: Path) -> None:
             writer.add_scalars("train", {"grad_norm": 0.5, "lr": 0.1}, step)
     tapped.close()
     assert reported(job) == [(0, 2.0, 0.5, 3), (1, 1.0, 0.5, 3)]
-    assert list(tmp_path.rglob("events.out.*")), "the writer has it as ever"
+    assert list(tmp_path.rglob("events.out.*")), "the writer still writes its file"
     assert SummaryWriter.add_scalar is original

@@ -1,4 +1,4 @@
-"""Findings, and the verdict about a machine that they give together."""
+"""Findings, and the verdict of a machine that follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map between the machines and the ranks of a job."""
+"""Which ranks of a job are on which machine."""
 
 from __future__ import annotations
 

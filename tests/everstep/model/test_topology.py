@@ -1,4 +1,4 @@
-"""Properties of the map between ranks, coordinates and machines."""
+"""Laws of the map between ranks, coordinates and machines."""
 
 from __future__ import annotations
 

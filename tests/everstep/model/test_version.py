@@ -1,4 +1,4 @@
-"""Versions of code: their ids, requests of a person, and the hiding of secrets."""
+"""Versions of code: their ids, requests for a version, and hidden secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each fault of a drill really happens, once, and is marked."""
+"""Each fault of a drill really happens, only once, and leaves a mark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan(folder: Path, *faults: dict[str, Any]) -> Path:
 
 
 def run_rank(path: Path, rank: int = 1, more: Mapping[str, str] | None = None) -> tuple[int, list[int], str]:
-    """(exit code, steps done, stderr) of a real process that meets its faults."""
+    """Run a real process that meets its faults. Returns its exit code, the steps that it did, and its stderr."""
     done = subprocess.run(
         [sys.executable, "-c", RANK, str(rank)],
         env={environment.FAULTS: str(path), "PYTHONPATH": str(Path(__file__).parents[3]), **(more or {})},
@@ -83,7 +83,7 @@ def test_exit_and_exception(tmp_path: Path) -> None:
 
 
 def test_faults_of_one_plan_have_marks_of_their_own(tmp_path: Path) -> None:
-    """Two faults with the same id but different marks, as in a plan of several drills."""
+    """Two faults have the same id but different marks, as in a plan of several drills."""
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     path = tmp_path / "plan.json"
     given = [
@@ -105,7 +105,7 @@ def test_what_comes_after_a_fault_strikes_processes_that_began_later(tmp_path: P
         {"fault": "exit-rank", "rank": 1, "at_step": 2, "code": 5, "after": str(tmp_path / "plan.json.f0")},
         {"fault": "exit-rank", "rank": 2, "at_step": 1, "code": 7, "after": str(tmp_path / "plan.json.f0")},
     )
-    assert run_rank(path, rank=2)[0] == 0, "what it waits for has not fired yet"
+    assert run_rank(path, rank=2)[0] == 0, "the fault of rank 2 waits for the first fault, which has not fired yet"
     assert run_rank(path)[:2] == (3, [0, 1, 2, 3])
     assert run_rank(path)[:2] == (5, [0, 1])
     assert run_rank(path)[0] == 0
@@ -127,7 +127,7 @@ def test_threads_of_one_process_may_meet_a_fault_at_once(tmp_path: Path) -> None
         won = 0
         for index in range(60):
             together.wait()
-            won += claim(path, {"id": f"f{index}"}, place="x" * number * 100)  # of different lengths
+            won += claim(path, {"id": f"f{index}"}, place="x" * number * 100)  # the marks have different lengths
         return won
 
     with ThreadPoolExecutor(4) as threads:
@@ -155,7 +155,7 @@ def test_an_unknown_fault_and_an_unknown_exception_are_named(tmp_path: Path) -> 
 
 
 def meeting(path: Path, rank: int, monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[int]:
-    """The steps in which a process gets a NaN."""
+    """Return the steps in which a process gets a NaN."""
     monkeypatch.setenv(environment.FAULTS, str(path))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -179,6 +179,7 @@ def test_a_rank_that_is_poisoned_lives_on_and_the_next_time_is_the_next_process(
 def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the job, bits are wrong from step 8 on. In a replay after that, they are wrong from its first step on."""
     one = {"fault": "bitflip", "machine": "m2", "only_in_job": True, "at_step": 8, "point": "begin"}
     path, flips = plan(tmp_path, one), list[int]()
     here = {"EVERSTEP_MACHINE": "m2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", environment.FAULTS: str(path)}
@@ -194,9 +195,9 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
                 faults.meet("begin", step)
         return list(flips)
 
-    assert meet(1) == [], "it computes nothing together with another machine"
+    assert meet(1) == [], "with one machine, nothing is computed together with another machine"
     monkeypatch.setenv(environment.REPLAY_STEPS, "10")
-    assert meet(2) == [8, 9], "not broken yet"
+    assert meet(2) == [8, 9], "the machine breaks at step 8, even in a replay, since it was not broken before"
     assert meet(2) == list(range(10))
     assert meet(1) == []
     for every, shows in ((2, [2, 4]), (0, [])):
@@ -213,17 +214,17 @@ def test_what_is_wrong_in_the_job_alone_is_so_from_the_beginning_of_a_replay(
 def test_a_check_aborts_where_bits_flip_in_its_generation(tmp_path: Path) -> None:
     path = plan(tmp_path, {"fault": "check", "of": "flip", "rank": 1, "at_step": 4})
     flips = tmp_path / "plan.json.flip.flips"
-    assert run_rank(path)[1] == list(range(10)), "none did"
+    assert run_rank(path)[1] == list(range(10)), "no bits were flipped"
     flips.touch()
     os.utime(flips, (1.0, 1.0))
-    assert run_rank(path)[1] == list(range(10)), "they did before it began"
+    assert run_rank(path)[1] == list(range(10)), "the bits were flipped before this process began"
     later = time.time() + 3600
     os.utime(flips, (later, later))
-    assert run_rank(path, 0)[1] == list(range(10)), "it is another rank's check"
+    assert run_rank(path, 0)[1] == list(range(10)), "the check belongs to rank 1, and this is rank 0"
     for _ in range(2):
-        assert run_rank(path)[:2] == (-signal.SIGABRT, [0, 1, 2, 3]), "as often as it comes there"
+        assert run_rank(path)[:2] == (-signal.SIGABRT, [0, 1, 2, 3]), "each process aborts when it comes to step 4"
     assert fired(path, {"id": "f0"}) is not None
-    assert run_rank(path, more={environment.REPLAY_STEPS: "10"})[1] == list(range(10)), "it is not due in a replay"
+    assert run_rank(path, more={environment.REPLAY_STEPS: "10"})[1] == list(range(10)), "a replay makes no check"
 
 
 def test_what_is_bound_to_a_machine_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

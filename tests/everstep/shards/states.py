@@ -1,4 +1,4 @@
-"""States of ranks in slots, for tests that write them to disk."""
+"""Makes states of ranks in slots. Tests write these states to disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tensors = list[tuple[str, str, tuple[int, ...], bytes]]
 
 
 class Slot:
-    """A saved state of one rank."""
+    """The saved state of one rank."""
 
     def __init__(self, path: Path, tensors: Tensors, *, step: int = 7, seed: int = 0, **chunk: Any) -> None:
         specs, end = [], 0
@@ -46,7 +46,7 @@ class Slot:
         file = SlotFile(path, slots=2, generation=3)
         file.begin(self.structure, end)
         with file.tensors() as view:
-            # What lies between tensors is whatever was there before.
+            # The bytes between tensors are whatever was there before.
             view[:] = random.Random(seed).randbytes(end)
             for spec, (_, _, _, data) in zip(specs, tensors, strict=True):
                 view[spec.offset : spec.offset + spec.nbytes] = data
@@ -86,13 +86,13 @@ def names(root: Path) -> list[str]:
 
 
 def rank_of_a_group(path: Path, seed: int) -> Slot:
-    """A state with the parameters of the group and the random state of the rank."""
+    """Return a state. It has the parameters of the group, and the random state of the rank."""
     own = random.Random(seed).randbytes(5056)
     tensors = [("model.w", "float32", (100, 100), floats(10_000)), ("everstep.rng.torch", "uint8", (5056,), own)]
     return Slot(path, tensors, seed=seed)
 
 
 def restore_shard(folder: Path, rank: int, slot_file: SlotFile) -> SlotHeader:
-    """Put the state of a file into a slot."""
+    """Restore the state of a file into a slot."""
     with open_shard(folder, rank) as read:
         return restore(read_manifest(folder, rank), read, slot_file)

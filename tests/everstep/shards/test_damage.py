@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a damaged or incomplete file never counts as a copy."""
+"""Checkpoints on disk. A damaged or incomplete file never counts as a copy."""
 
 from __future__ import annotations
 

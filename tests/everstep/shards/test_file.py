@@ -1,4 +1,4 @@
-"""Checkpoints on disk equal the saved state, and other libraries can read them."""
+"""A checkpoint on disk equals the saved state, and other libraries can read it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def test_the_files_of_all_ranks_are_one_checkpoint_for_torch(tmp_path: Path) -> 
 
     whole = torch.arange(70, dtype=torch.float32).reshape(7, 10)
     wide = torch.arange(7).to(torch.complex128)
-    for rank, rows in enumerate((slice(0, 4), slice(4, 7), slice(7, 7))):  # torch.chunk(3) leaves the last one nothing
+    for rank, rows in enumerate(
+        (slice(0, 4), slice(4, 7), slice(7, 7))
+    ):  # torch.chunk(3) leaves no rows for the last rank
         chunks = {"model.w": whole[rows], "model.c": wide[rows]}
         specs: list[TensorSpec] = []
         tensors: list[bytes] = []

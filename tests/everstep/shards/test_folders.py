@@ -1,4 +1,4 @@
-"""The folders of a job's checkpoints, which are kept, deleted or set aside."""
+"""The folders of a job's checkpoints are kept, deleted or set aside."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_setting_the_same_step_aside_again_replaces_it(slots: dict[int, Slot], t
 def test_a_slower_machine_on_the_same_disk_deletes_nothing(
     slots: dict[int, Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent listed the steps before a faster agent set one of them aside."""
+    """One agent listed the steps before a faster agent set one of the steps aside."""
     slots[20].write(tmp_path)
     listed = step_folders(tmp_path, "job")
     read = folders.manifests(listed[20])

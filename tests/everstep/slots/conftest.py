@@ -1,4 +1,4 @@
-"""The fixture of the tests of slots: a folder in shared memory."""
+"""The fixture for tests of slots: a folder in shared memory."""
 
 from __future__ import annotations
 

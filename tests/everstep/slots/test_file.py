@@ -1,4 +1,4 @@
-"""Checkpoint slots: after any interruption or damage, a committed step is intact or known to be damaged."""
+"""Slots of a checkpoint file: after any interruption or damage, a committed step is intact or known to be damaged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_slot_that_a_living_rank_saves_into_while_it_is_read_is_no_damage(
 
 
 def at_each_line(function: Callable[..., object], act: Callable[[], object], look: Callable[[], T]) -> list[T]:
-    """The result of ``look`` before each line of a function, where a kill could interrupt it."""
+    """Return the result of ``look`` before each line of a function. A kill could interrupt it at each line."""
     found: list[T] = []
     code = function.__code__
 
@@ -77,7 +77,7 @@ def test_a_kill_between_two_writes_of_a_header_leaves_the_slot_empty_or_whole(fo
     save(file, 2, 10_000)
     file.generation = 7
     ctypes.memmove(file.begin(b"structure of 3", 9_000), contents(3, 9_000), 9_000)
-    assert valid_steps(folder / "c") == [2], "what is written over counts no more, before a byte of it is written"
+    assert valid_steps(folder / "c") == [2], "a slot that is overwritten is invalid before its first byte changes"
 
     seen = at_each_line(SlotFile._write_header, lambda: file.commit(3), lambda: held(folder / "c"))
 
@@ -163,7 +163,7 @@ def test_a_foreign_file_is_replaced_by_a_save_and_named_by_a_load(folder: Path) 
     ),
 )
 def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[str, int]]) -> None:
-    """The newest ``slots`` - 1 committed steps survive saves that end or are interrupted anywhere."""
+    """The newest ``slots`` - 1 committed steps survive any saves, even if a save is interrupted anywhere."""
     with shm_folder() as folder:
         path = folder / "c"
         file, committed, sizes = SlotFile(path, slots=slots), [], {}
@@ -177,7 +177,7 @@ def test_no_interleaving_loses_the_step_before(slots: int, events: list[tuple[st
                 ctypes.memset(address, 255, size // 2 if event == "die in copy" else size)
             if event != "save":
                 file = SlotFile(path, slots=slots)
-            # At most one slot is ever in the works.
+            # At most one slot is being written at any time.
             assert set(valid_steps(path)) >= set(committed[-(slots - 1) :])
             for kept in committed[-(slots - 1) :]:
                 assert bytes(file.load(kept).tensors) == contents(kept, sizes[kept])
@@ -194,7 +194,7 @@ def test_a_flipped_bit_is_never_taken_for_a_state(data: st.DataObject) -> None:
         save(file, 2, size)
         used = -(-size // 64) * 64 + len(b"structure of 1")
         start = PAGE + data.draw(st.sampled_from([0, 1])) * (PAGE + file.capacity)
-        # Every bit that means something: header fields, their checksum, tensors and structure.
+        # The flipped bit is one that is used: in a header's fields, their checksum, the tensors or the structure.
         at = data.draw(
             st.sampled_from([start + data.draw(st.integers(0, 55)), start + PAGE + data.draw(st.integers(0, used - 1))])
         )
@@ -230,7 +230,7 @@ def test_a_truncated_file_gives_reasons_and_keeps_whole_slots(length: int) -> No
         for slot in slots:
             if slot.valid:
                 assert bytes(again.load(slot.completed_steps).tensors) == contents(slot.completed_steps, 8000)
-        save(again, 3, 8000)  # and it can be written again, without SIGBUS
+        save(again, 3, 8000)  # the file can be written again, without a SIGBUS
         assert 3 in valid_steps(path)
 
 
@@ -251,7 +251,7 @@ for step in range(1, 10**9):
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_sigkill_in_the_middle_of_saves(folder: Path, attempt: int) -> None:
-    """A process is killed while it saves: the newest step that it announced is intact."""
+    """A process is killed while it saves. The newest step that it announced must be intact."""
     path = folder / "c"
     process = subprocess.Popen([sys.executable, "-c", SAVER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The memory that checkpoints take, and the error if a machine has too little."""
+"""The memory that checkpoints need, and the error if a machine has too little of it."""
 
 from __future__ import annotations
 

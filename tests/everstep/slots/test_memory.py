@@ -1,4 +1,4 @@
-"""The memory of checkpoint files is allocated slot by slot, and a full file system costs no committed slot."""
+"""Memory of a checkpoint file is allocated slot by slot. If the file system is full, no committed slot is lost."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ def allocated(path: Path) -> int:
 
 
 def test_memory_is_had_for_the_slot_that_is_used_and_for_the_others_when_there_is_time(folder: Path) -> None:
+    """A save allocates only its own slot. ``prepare`` allocates the others, piece by piece."""
     path, size = folder / "c", 5_000_000
     file = SlotFile(path, slots=4)
-    assert not file.prepare(), "there is no file yet"
+    assert not file.prepare(), "there is nothing to prepare, since there is no file yet"
     save(file, 1, size)
     assert size < allocated(path) < 2 * size
     assert file.missing > 3 * size
     turns = 1
     while file.prepare():
         turns += 1
-    assert turns > 4 * size // STRIDE, "bit by bit"
+    assert turns > 4 * size // STRIDE, "prepare allocates one small piece in each call"
     assert file.missing == 0
     assert allocated(path) == path.stat().st_size
     again = SlotFile(path)
@@ -64,7 +65,7 @@ def test_a_part_of_a_slot_is_made_present_and_no_more(folder: Path) -> None:
     header = SlotReader(path).headers()[0]
     file = SlotFile(folder / "d", slots=2)
     view = file.receive(header, allocate=False)
-    assert allocated(folder / "d") == 3 * PAGE, "the headers"
+    assert allocated(folder / "d") == 3 * PAGE, "only the headers are allocated"
     file.make_present(1_000_000)
     assert 1_000_000 <= allocated(folder / "d") < 1_100_000
     view[:1_000_000] = bytes(1_000_000)
@@ -81,7 +82,7 @@ def test_a_slot_without_room_is_an_error_and_the_others_stay(small: Path) -> Non
         os.posix_fallocate(taken.fileno(), 0, 1_000_000)
     with pytest.raises(CheckpointError, match=NO_ROOM):
         file.begin(b"structure", size)
-    while file.prepare():  # takes what there is, and does not wait for more
+    while file.prepare():  # prepare takes the free memory, and does not wait for more
         pass
     assert file.missing
     assert valid_steps(path) == [1]
@@ -98,7 +99,7 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
     file = SlotFile(path, slots=3)
     save(file, 1, 100_000)
     with pytest.raises(CheckpointError, match=NO_ROOM):
-        file.begin(b"", 900_000)  # one slot would fit
+        file.begin(b"", 900_000)  # one slot would fit, but not all three
     assert [one.name for one in small.iterdir()] == ["c"]
     assert valid_steps(path) == [1]
     save(file, 2, 100_000)
@@ -113,7 +114,7 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
     ),
 )
 def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, events: list[tuple[str, int]]) -> None:
-    """Only the least needed slot is ever overwritten, and each slot is allocated before it counts."""
+    """Only the least needed slot is ever overwritten. A slot is allocated before its step counts."""
     full = False
     real = os.posix_fallocate
 
@@ -202,7 +203,7 @@ def test_pages_are_made_present_and_keep_what_they_hold(folder: Path) -> None:
         assert populate(address + 100, length - 100, how)
     assert bytes(file.load(7).tensors) == contents(7, 300_000)
     file.close()
-    assert not populate(address, length, WRITE), "nothing is mapped there any more"
+    assert not populate(address, length, WRITE), "the file is closed, so nothing is mapped at this address"
 
 
 SAVES = """
@@ -219,7 +220,7 @@ for step in range(1, 1_000_000):
 
 
 def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None:
-    """A kill at that moment would leave a header that looks damaged."""
+    """If a process were killed at such a moment, the header would look damaged."""
     path = folder / "c"
     saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])
     try:
@@ -232,5 +233,5 @@ def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None
     finally:
         saving.kill()
         saving.wait()
-    assert len(seen) > 5, "it saves meanwhile"
+    assert len(seen) > 5, "the process made several saves while the headers were read"
     assert bytes(8) not in seen

@@ -1,4 +1,4 @@
-"""Pins: the agent pins steps, and the rank keeps pinned steps if it can, but never waits for a slot."""
+"""The agent pins steps. The rank keeps pinned steps if it can, but never waits for a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a file while its rank writes, and receiving the copy of a slot."""
+"""A file is read while its rank writes, and a slot of it is received as a copy."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_missing_and_foreign_files_are_told_apart(folder: Path) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["read", "begin", "write", "commit", "grow"]), max_size=60), st.integers(1, 4000))
 def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: int) -> None:
-    """A payload with the right checksum is the saved one, at whatever moment the writer interrupts the reader."""
+    """A payload with the right checksum is the saved payload, no matter when the writer interrupts the reader."""
     with shm_folder() as folder:
         file, step, size = SlotFile(folder / "c", slots=2), 1, 6000
         saved = {1: contents(1, size)}
@@ -140,7 +140,7 @@ for step in range(1, 10**9):
 
 
 def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
-    """While slots are overwritten, only the bytes of a single step pass the checksum."""
+    """Slots are overwritten all the time. Only the bytes of a single step pass the checksum."""
     path = folder / "c"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
         try:
@@ -151,7 +151,7 @@ def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
                 headers = reader.headers()
                 if not headers:
                     continue
-                # Now and then the older one, which is about to be overwritten.
+                # Sometimes read the older slot, which is about to be overwritten.
                 header = headers[-1] if whole <= torn else headers[0]
                 payload = read(reader, header, 1 << 16)
                 if payload is None or checksum(header, payload) != header.checksum:
@@ -168,7 +168,7 @@ def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
 
 
 def receive(file: SlotFile, header: SlotHeader, payload: bytes) -> None:
-    """Receive a slot as the agent does: copy the bytes and compute the checksum."""
+    """Receive a slot as the agent does. The agent copies the bytes and computes their checksum."""
     file.receive(header)[:] = payload
     file.commit_received(header, checksum(header, payload))
 
@@ -181,7 +181,9 @@ def test_a_copy_is_the_original(folder: Path) -> None:
     assert payload is not None
     backup = SlotFile(folder / "backup-0", slots=2)
     receive(backup, header, payload)
-    assert SlotReader(folder / "backup-0").headers() == [header]  # generation and time of the original
+    assert SlotReader(folder / "backup-0").headers() == [
+        header
+    ]  # the copy has the generation and the time of the original
     loaded = SlotFile(folder / "backup-0").load(7)
     assert (bytes(loaded.tensors), loaded.structure) == (contents(7, 5000), b"structure of 7")
     reader.close()
@@ -202,7 +204,7 @@ def test_a_copy_with_another_checksum_is_not_committed(folder: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="the copy of the state after step 2 does not match its checksum"):
         receive(backup, second, bytes(damaged))
     assert [slot.completed_steps for slot in held(folder / "backup-0") if slot.valid] == [1]
-    with pytest.raises(CorruptCheckpoint):  # the bytes of another step under this one's label
+    with pytest.raises(CorruptCheckpoint):  # these are the bytes of step 1 with the header of step 2
         receive(backup, second, payload)
     whole = read(reader, second)
     assert whole is not None

@@ -1,4 +1,4 @@
-"""The table of tensors in a slot's structure is written and read, and a damaged table is reported."""
+"""The table of tensors in a slot's structure is written and read. If it is damaged, that is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process waits for, by the system call that it is in."""
+"""For what a process waits, as its current system call shows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_real_process(script: str, expected: BlockedIn | None, tmp_path: Path)
             time.sleep(0.01)
         assert found is expected
         time.sleep(0.2)
-        assert blocked_in(process.pid) is expected, "it stays like this"
+        assert blocked_in(process.pid) is expected, "the process still waits for the same thing"
     finally:
         subprocess.run(["pkill", "-KILL", "-g", str(process.pid)], check=False)
         process.communicate()

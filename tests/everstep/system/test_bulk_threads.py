@@ -1,4 +1,4 @@
-"""A thread that moves much data does not preempt other threads."""
+"""A thread that moves much data lets other threads run first."""
 
 from __future__ import annotations
 

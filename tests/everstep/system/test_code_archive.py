@@ -118,7 +118,7 @@ def test_damage_anywhere_is_noticed(at: float) -> None:
 
 
 def tarred(*entries: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
-    """Return an archive that ``Packer`` would not write, as another program may."""
+    """Return an archive that ``Packer`` would not write, but another program may."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
         for entry, contents in entries:

@@ -1,4 +1,4 @@
-"""The kernel's notice that a process begins to end, for each way in which it may end."""
+"""The kernel's notice that a process begins to end, for each way in which a process may end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ report = ReportFile.open(Path(sys.argv[1]))
 assert report.arm_end_notice()
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 if os.fork() == 0:
-    os._exit(0)  # a child that ends is not the owner
+    os._exit(0)  # the end of a child is not the end of the owner
 os.wait()
 print(flush=True)
 sys.stdin.readline()
@@ -45,7 +45,7 @@ def owner(report: ReportFile, ends_by: str) -> subprocess.Popen[str]:
 
 
 class Waiting:
-    """A thread that waits for the end."""
+    """A thread that waits for the owner's end."""
 
     def __init__(self, notice: EndNotice) -> None:
         self.notice, self.told = notice, list[bool]()
@@ -72,14 +72,14 @@ def notice_of(report: ReportFile) -> EndNotice:
 @pytest.mark.parametrize("ends_by", ["os.kill(os.getpid(), 9)", "os.abort()", "os._exit(3)", "raise ValueError"])
 def test_who_waits_is_told_however_the_owner_ends(report: ReportFile, ends_by: str) -> None:
     waiting = Waiting(notice_of(report))
-    assert waiting.waits, "nobody holds it yet"
+    assert waiting.waits, "there is no owner yet"
     with owner(report, ends_by) as process:
         assert waiting.waits
         assert process.stdin
         process.stdin.write("\n")
         process.stdin.flush()
         assert waiting.done() == [True]
-    assert Waiting(notice_of(report)).done() == [True], "who comes later is told too"
+    assert Waiting(notice_of(report)).done() == [True], "a thread that waits only after the end gets the notice, too"
 
 
 def test_one_that_is_dropped_does_not_wait_for_ever(report: ReportFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How much memory is available, on the machine and in its cgroups."""
+"""How much memory is available on the machine and in its cgroups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMINFO = "MemTotal: 8000 kB\nMemFree: 100 kB\nMemAvailable: 4000 kB\nHugePages_
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for /proc and /sys/fs/cgroup, with 4000 KiB available and no limits."""
+    """A folder that replaces /proc and /sys/fs/cgroup, with 4000 KiB available and no limits."""
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "CGROUPS")
     monkeypatch.setattr(memory, "PROC", tmp_path)
     (tmp_path / "meminfo").write_text(MEMINFO)

@@ -1,4 +1,4 @@
-"""The folders that count as private, and those that are refused."""
+"""Which folders count as private, and which folders are refused."""
 
 from __future__ import annotations
 

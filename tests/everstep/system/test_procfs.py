@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, whatever their names."""
+"""Processes as /proc shows them, with any names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ time.sleep(1000)
 
 @pytest.fixture(params=NAMES, ids=repr)
 def named(request: pytest.FixtureRequest) -> Iterator[tuple[int, bytes]]:
-    """A process in its own session, whose name may have any bytes."""
+    """A process in its own session. Its name may have any bytes."""
     command = [sys.executable, "-c", SLEEP, request.param.hex()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
@@ -71,7 +71,7 @@ def test_a_process_that_is_gone_and_a_zombie() -> None:
 
 
 def test_a_process_whose_first_thread_ended_lives_as_long_as_another_one() -> None:
-    """A killed process still has its memory."""
+    """The other thread keeps the process's memory, as in a killed process that has not ended yet."""
     ends = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).pthread_exit(None)"
     with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
         while (found := process_of(process.pid)) is not None and found.state != "Z":

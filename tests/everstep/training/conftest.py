@@ -1,4 +1,4 @@
-"""A rank's files and environment, as its agent makes them."""
+"""The files and environment of a rank, as its agent makes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shm() -> Iterator[Path]:
 
 @pytest.fixture
 def start_rank(shm: Path, monkeypatch: pytest.MonkeyPatch) -> StartRank:
-    """Set the environment of one generation of a job of one rank; returns the agent's side of its report file."""
+    """Set the environment for one generation of a job of one rank. Calls return the agent's side of its report file."""
 
     def start(
         generation: int = 1, *, resume: int = 0, topology: str = "1,1,1,1,pp-dp-tp", slots: int = 2
@@ -52,7 +52,7 @@ def start_rank(shm: Path, monkeypatch: pytest.MonkeyPatch) -> StartRank:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a script that everstep does not run."""
+    """Set the environment of a script that everstep does not run."""
     for name in (
         environment.REPORT_FILE,
         environment.CHECKPOINT_FILE,
@@ -68,7 +68,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
-    """Make a checkpoint that overlaps; closed at the end."""
+    """Return a function that makes checkpoints that overlap training. They are closed at the end."""
     made = []
 
     def make(things: Any, pause: Pause | None = None, **options: Any) -> Checkpoint:

@@ -30,7 +30,7 @@ Tree = dict[str, Any]
 
 @contextmanager
 def as_rank(rank: int, sizes: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """Act as one rank of a job with a mesh of these sizes; yields the mesh."""
+    """Act as one rank of a job with a mesh of these sizes. Yields the mesh."""
     world = 1
     for size in sizes.values():
         world *= size
@@ -76,7 +76,7 @@ def save(root: Path, rank: int, topology: Topology, tree: Tree) -> None:
 
 
 def save_all(root: Path, topology: Topology, sizes: Mapping[str, int], tree: Callable[[int, DeviceMesh], Tree]) -> Path:
-    """Write the states of all ranks to disk; returns the folder of the step."""
+    """Write the states of all ranks to disk. Returns the folder of the step."""
     root.mkdir(exist_ok=True)
     for rank in range(topology.world_size):
         with as_rank(rank, sizes) as mesh:

@@ -1,4 +1,4 @@
-"""A training whose saves overlap it, and a way to stop its copying thread."""
+"""A training whose saves overlap it, and a way to stop the thread that copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.training.codec import decode
 
 
 class Pause:
-    """Stops the copying thread when a part of a save is copied, until it may go on."""
+    """Stops the copying thread in the middle of a save, until it may continue."""
 
     def __init__(self) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ def saved(path: Path, step: int) -> Any:
 
 
 class Training:
-    """A model with and without optimizers, buffers, large and small tensors."""
+    """A model whose parameters have optimizers or none, with buffers, and with large and small tensors."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -61,12 +61,12 @@ class Training:
         (self.model(torch.randn(4, 64)).square().mean() + self.turned.square().mean()).backward()
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters by the names that their gradients have in a save."""
+        """Return the parameters, each with the name that its gradient has in a save."""
         named = [(f"model.{name}", parameter) for name, parameter in self.model.named_parameters()]
         return [*named, ("first.0.2", self.turned)]
 
     def snapshot(self) -> Any:
-        """All that is to be saved, as it is now."""
+        """Return a copy of everything that a save would contain now."""
         return clone({name: thing.state_dict() for name, thing in self.things.items()})
 
 
@@ -89,7 +89,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """The bits, so that NaN equals itself."""
+    """Return the bits, so that NaN is equal to itself."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

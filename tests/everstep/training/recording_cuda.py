@@ -1,8 +1,8 @@
 """A fake of CUDA that records its calls, for machines without a GPU.
 
-It follows rules of CUDA that are easily broken. Each thread has a current device, device 0 at first. Any action on a
-device makes a context there. An error that a call leaves behind is raised by the next kernel launch of the same thread.
-Copies happen at once.
+It follows rules of CUDA that are easily broken. Each thread has a current device, which is device 0 at first. Any
+action on a device creates a context there. If a call leaves an error behind, the next kernel launch of the same thread
+raises it. Copies happen at once.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RecordingCuda:
         return RecordingStream(self, "main", self.current_device())
 
     def copy(self, targets: list[Tensor], sources: list[Tensor], stream: RecordingStream) -> None:
-        """Copy tensors at once, and record that."""
+        """Copy tensors at once, and record the copy."""
         assert stream.device == self.current_device()
         self.note(f"copy on {stream.name}")
         self.launch()
@@ -140,7 +140,7 @@ class RecordingCuda:
         self.generators[device].set_state(state)
 
     def register(self, address: int, length: int) -> int:
-        """Pin memory; returns an error code, not 0 if pinning is refused or the memory is already pinned."""
+        """Pin memory. Returns an error code, which is not 0 if pinning is refused or the memory is already pinned."""
         self.note("pin")
         code = ALREADY_REGISTERED if address in self.registered else self.refuses
         if code:
@@ -150,7 +150,7 @@ class RecordingCuda:
         return code
 
     def unregister(self, address: int) -> int:
-        """Unpin memory; returns an error code, not 0 if the memory is not pinned."""
+        """Unpin memory. Returns an error code, which is not 0 if the memory is not pinned."""
         self.note("unpin")
         code = 0 if self.registered.pop(address, 0) else NOT_REGISTERED
         if code:

@@ -1,4 +1,4 @@
-"""When a rank waits at the end of a step, and when it resumes."""
+"""When a rank waits at the end of a step, and when it continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_goes_on_when_nobody_asks_any_more_and_does_not_wait_for_the_same_aga
     assert time.monotonic() - began >= 0.15
     assert not reports.alignment().is_asked(4)
     reports.align(3)
-    assert reports.alignment().is_asked(4), "somebody asks anew"
+    assert reports.alignment().is_asked(4), "this is a new request"
 
 
 def test_it_says_that_it_waits_until_it_is_let_go(reports: ReportFile) -> None:

@@ -1,4 +1,4 @@
-"""States are saved to slots and restored, bit for bit."""
+"""States are saved to slots and restored from them, bit for bit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def seed_everything(seed: int) -> None:
 
 
 def train(total: int, *, seed: int, stop_after: int = -1) -> tuple[dict[int, str], list[bytes]]:
-    """Train in a loop with every kind of randomness; returns the loss of each step, and the final weights."""
+    """Train in a loop with every kind of randomness. Returns the loss of each step, and the final weights."""
     run = everstep.join()
     seed_everything(seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -193,8 +193,10 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def sharded(mesh: DeviceMesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and its optimizer. The weight is a DTensor, sharded twice along one dimension, as by FSDP2 over
-    tensor parallelism."""
+    """Return a model and its optimizer.
+
+    The weight is a DTensor. It is sharded twice along one dimension, as by FSDP2 over tensor parallelism.
+    """
     torch.manual_seed(seed)
     weight = nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Shard(0), Shard(0)]))
     bias = nn.Parameter(distribute_tensor(torch.randn(6), mesh, [Replicate(), Replicate()]))
@@ -228,7 +230,7 @@ def test_dtensors_save_and_load_their_local_shard(shm: Path, mesh: DeviceMesh) -
 
 
 class Keeping(nn.Linear):
-    """A module with extra state: a tensor that is not a parameter."""
+    """A module with extra state, which is a tensor that is not a parameter."""
 
     extra = torch.arange(3.0)
 

@@ -59,8 +59,10 @@ def test_a_number_of_another_kind_is_refused(name: str, data: bytes) -> None:
 
 def test_a_reference_to_a_type_gives_types_only(tmp_path: Path) -> None:
     path = str(tmp_path / "written").encode()
-    reference = b"\x8c\x05dtype\x8c\x09from_file\x86Q"  # ("dtype", "from_file"): torch has functions of any name
-    call = reference + b"(\x8c" + bytes([len(path)]) + path + b"\x88K\x08tR."  # (path, True, 8): written and mapped
+    reference = b"\x8c\x05dtype\x8c\x09from_file\x86Q"  # ("dtype", "from_file"): torch has many functions
+    call = (
+        reference + b"(\x8c" + bytes([len(path)]) + path + b"\x88K\x08tR."
+    )  # (path, True, 8): this would write and map a file
     with pytest.raises(CorruptCheckpoint, match="'from_file' as the type"):
         decode(pack_table([]) + b"\x80\x04" + call, memoryview(b""), {})
     assert not (tmp_path / "written").exists()

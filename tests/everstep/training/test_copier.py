@@ -1,4 +1,4 @@
-"""The copier copies tensors to their offsets in a slot."""
+"""The copier copies tensors into a slot, each to its offset."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_kind_of_tensor_arrives(large: int) -> None:
 
 
 def test_neighbours_in_memory_are_moved_together() -> None:
-    whole = torch.arange(1 << 12)  # the parts are views of it, as in optimizers with flat buffers
+    whole = torch.arange(1 << 12)  # the parts are views of this tensor, as in optimizers with flat buffers
     parts = list(whole.view(4, -1))
     batch, _ = batch_of(*parts, torch.zeros(1 << 10))
     assert [size for _, _, size in batch.moves] == [8 << 12, 4 << 10]

@@ -1,4 +1,4 @@
-"""The rules of CUDA on which everstep relies: the same tests for the fake and for a machine's last device."""
+"""The rules of CUDA on which everstep relies. The same tests run with the fake and with the machine's last device."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tests.everstep.training.recording_cuda import RecordingCuda
 
 
 class Platform(Protocol):
-    """A device, and what a test reads from it."""
+    """A device, and what a test reads of it."""
 
     cuda: Cuda
     device: torch.device
 
     def launch(self) -> None:
-        """A kernel of the calling thread."""
+        """Run a kernel from the calling thread."""
 
     def contexts(self) -> set[int]:
-        """Devices that have a context of this process."""
+        """Return the devices that have a context of this process."""
 
 
 class Fake:
-    """Device 1 of a machine that has none."""
+    """Device 1 of a machine without devices."""
 
     def __init__(self) -> None:
         self.cuda = self.recorded = RecordingCuda()
@@ -73,7 +73,7 @@ PLATFORMS: list[type[Fake] | type[Real]] = [Fake, *([Real] if torch.cuda.is_avai
 
 @pytest.fixture(params=PLATFORMS)
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    """Copy one after the other; the fake's tensors are in the host's memory and report the device as theirs."""
+    """Make copies run one after the other. The fake's tensors are in the host's memory, but report the fake device."""
     if request.param is Fake:
         monkeypatch.setattr(copy_plan, "_device", lambda _: "cuda:1")
         monkeypatch.setattr(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
@@ -81,7 +81,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def there(platform: Platform, *tensors: Tensor) -> list[Tensor]:
-    """Tensors on the device, or the fake's tensors."""
+    """Return the tensors on the device, or for the fake, the tensors themselves."""
     return [tensor.to(platform.device) if isinstance(platform, Real) else tensor for tensor in tensors]
 
 
@@ -114,7 +114,7 @@ def test_a_thread_copies_from_its_own_device_only(platform: Platform) -> None:
         copier.pause()
         copier.wait()
 
-    in_a_thread(copy)  # guarded
+    in_a_thread(copy)  # here, the copier itself sets the device
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
     ctypes.memset(room, 0, len(room))
 
@@ -138,7 +138,7 @@ def test_an_error_is_left_to_the_thread_that_made_the_call(platform: Platform) -
         assert platform.cuda.register(address, len(memory)) != 0
         with pytest.raises(RuntimeError):
             platform.launch()
-        platform.launch()  # once
+        platform.launch()  # the error was raised only once
         assert platform.cuda.unregister(address) == 0
 
     in_a_thread(twice)
@@ -186,7 +186,7 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
         threads = {call.what: call.thread for call in platform.recorded.calls if call.what in {"pin", "unpin"}}
         assert set(threads.values()) == {"everstep pins"}
         assert {call.thread for call in platform.recorded.calls if call.what == "copy on side"} == {
-            script,  # what forward may change
+            script,  # it copies tensors that forward may change
             "everstep saves",
         }
         assert {call.device for call in platform.recorded.calls} == {1}
@@ -196,7 +196,7 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
 def test_optimizer_state_comes_back_to_the_rank_s_device(
     shm: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], current: int
 ) -> None:
-    """A script that names its device in each call, without setting a current device."""
+    """A script names its device in each call, without setting a current device."""
     cuda, seen = RecordingCuda(), []
 
     def decoding(*given: Any, **more: Any) -> Any:
@@ -214,7 +214,7 @@ def test_optimizer_state_comes_back_to_the_rank_s_device(
 
 
 def test_generators_of_all_devices_in_use_are_saved_and_restored(platform: Platform, shm: Path) -> None:
-    """A script that names its device in each call has another current device."""
+    """A script that names its device in each call may have another current device."""
     platform.launch()
     device = platform.device.index
     checkpoint = Checkpoint({}, SlotFile(shm / "c"), cuda=platform.cuda)
@@ -237,6 +237,6 @@ def test_generators_of_all_devices_in_use_are_saved_and_restored(platform: Platf
 
 
 def seeded(platform: Platform, seed: int) -> Tensor:
-    """The state of a generator of the platform."""
+    """Return the state of a generator of the platform."""
     device = platform.device if isinstance(platform, Real) else "cpu"
     return torch.Generator(device).manual_seed(seed).get_state()

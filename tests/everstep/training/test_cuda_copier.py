@@ -1,4 +1,4 @@
-"""The order in which copies from a GPU and the script's work wait for each other, on a fake of CUDA."""
+"""Copies from a GPU and the script's work wait for each other in the right order. CUDA is a fake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 1)
 
 @pytest.fixture
 def cuda() -> RecordingCuda:
-    """A fake of CUDA that records the calls; copies happen at once."""
+    """A fake of CUDA that records the calls. Copies happen at once."""
     return RecordingCuda()
 
 
@@ -83,8 +83,8 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     model(torch.randn(4, 30_000)).sum().backward()
     checkpoint.save(1)
     checkpoint.wait()
-    # Buffers and generators are copied first, and the next forward pass waits for these copies. Then the thread copies
-    # the rest, and the optimizer's step waits for that.
+    # Buffers and generators are copied first. The next forward pass waits for these copies. Then the thread copies the
+    # rest, and the optimizer's step waits for that.
     start = ["side waits for main", "copy on side", "main waits for side"]
     end = ["copy on side", "host waits for side"]
     assert cuda.log == [*start, "pin", *end]
@@ -94,7 +94,7 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     checkpoint.wait()
     assert cuda.log.count("main waits for side") == 2 and cuda.log.count("host waits for side") == 1
     cuda.calls.clear()
-    checkpoint.save(3)  # the optimizer's state is new, so the larger file is elsewhere in memory
+    checkpoint.save(3)  # the file grew by the optimizer's new state, so it is mapped elsewhere
     checkpoint.wait()
     assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both used slots are unpinned
     checkpoint.close()

@@ -74,7 +74,7 @@ def test_anything_else_is_named(
 
 
 def a_rank(rank: int, folder: Path, results: Any) -> None:
-    """Run a rank whose model is sharded. The rank reports alone, so a collective in a report would wait for ever."""
+    """Run a rank with a sharded model. Only this rank reports, so a collective in a report would wait for ever."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
@@ -89,10 +89,10 @@ def a_rank(rank: int, folder: Path, results: Any) -> None:
     whole = norm.full_tensor()
     clipped: Any = nn.utils.clip_grad_norm_(
         model.parameters(), 1.0
-    )  # some versions of torch return the whole norm, others a part
+    )  # some versions of torch return the complete norm, others a part
     replicated = distribute_tensor(torch.tensor(2.5), mesh, [Replicate()])
     found: dict[str, Any] = {"whole": whole.item(), "clipped": clipped.full_tensor().item()}
-    if rank == 0:  # the other one does not report
+    if rank == 0:  # the other rank does not report
         file = ReportFile.create(folder / "report", rank=0, generation=1)
         run = everstep.join()
         run._reports = ReportFile.open(folder / "report")
@@ -114,7 +114,7 @@ def a_rank(rank: int, folder: Path, results: Any) -> None:
 
 
 def two_ranks(folder: Path, results: Any) -> None:
-    """Fork two ranks after the slow imports, which both of them share."""
+    """Fork two ranks after the slow imports, so that both ranks share the imports."""
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
 

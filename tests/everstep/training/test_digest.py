@@ -1,4 +1,4 @@
-"""Two states have equal digests if they are equal bit for bit."""
+"""The digests of two states are equal if the states are equal bit for bit."""
 
 from __future__ import annotations
 

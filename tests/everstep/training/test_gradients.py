@@ -1,4 +1,4 @@
-"""Gradients that a later step uses are part of the state; used gradients are left out while that is right."""
+"""Gradients that a later step uses are part of the state. Gradients that no step needs are not saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Body = Callable[[int], None]
 
 
 class Training:
-    """A model and its optimizer; the first layer's weight is in another order in memory."""
+    """A model and its optimizer. The first layer's weight has another order in memory."""
 
     def __init__(self, **options: Any) -> None:
         torch.manual_seed(1)
@@ -38,7 +38,7 @@ class Training:
 
 @pytest.fixture
 def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
-    """Make a checkpoint; closed at the end."""
+    """Return a function that makes a checkpoint, which is closed at the end."""
     made = []
 
     def make(training: Training) -> Checkpoint:
@@ -56,7 +56,7 @@ def steps_in(shm: Path) -> Callable[[], list[int]]:
 
 
 def gradients_in(shm: Path, step: int) -> set[str]:
-    """Names of the gradients in a save."""
+    """Return the names of the gradients in a save."""
     file = SlotFile(shm / "c")
     payload = file.load(step)
     names = {spec.name for spec in split(payload.structure)[0] if spec.name.startswith("everstep.gradients.tensors.")}
@@ -147,14 +147,14 @@ def test_a_backward_pass_behind_the_step_makes_them_pending(make: Callable[..., 
     checkpoint = make(training)
     training.backward(0)
     training.optimizer.step()
-    training.model[1](torch.ones(1, 8)).sum().backward()  # as a GAN's generator does to the discriminator
+    training.model[1](torch.ones(1, 8)).sum().backward()  # a GAN's generator does this to the discriminator
     checkpoint.save(1)
     checkpoint.wait()
     assert gradients_in(shm, 1) == {"model.1.weight", "model.1.bias"}
 
 
 def test_gradients_that_are_zeros_are_not_none(make: Callable[..., Checkpoint], shm: Path) -> None:
-    """An optimizer moves a parameter whose gradient is zero, and leaves one alone that has none."""
+    """An optimizer changes a parameter whose gradient is zero, but does not change a parameter without a gradient."""
     training = Training()
     checkpoint = make(training)
     training.backward(0)
@@ -175,7 +175,7 @@ def test_used_gradients_that_are_used_again_are_noticed(
     training.optimizer.step()
     checkpoint.save(1)
     checkpoint.wait()
-    checkpoint.save(2)  # nothing happened in that body
+    checkpoint.save(2)  # this body did nothing
     checkpoint.wait()
     assert steps_in() == [1, 2] and not gradients_in(shm, 2)
     with pytest.warns(RuntimeWarning, match="had used were not dropped .* from step 1 on, are not kept"):
@@ -201,7 +201,7 @@ def test_a_run_that_went_on_without_gradients_it_uses_again_is_refused(
     checkpoint = make(training)
     training.backward(0)
     training.optimizer.step()
-    checkpoint.save(1)  # it is not known yet that the script does not drop them
+    checkpoint.save(1)  # that the script does not drop the gradients is not known yet
     checkpoint.wait()
     again = Training()
     second = make(again)
@@ -232,7 +232,7 @@ def test_a_step_that_a_scaler_skips_leaves_nothing_to_save(
     training = Training()
     training.things["scaler"] = scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     checkpoint = make(training)
-    checkpoint.discard()  # as the loop does at its begin
+    checkpoint.discard()  # the loop does this when it begins
     for step in range(4):
         a_scaled_body(training, skipped=step == skipped)
         checkpoint.save(step + 1)
@@ -291,7 +291,7 @@ def test_a_gradient_that_does_not_fit_is_named(make: Callable[..., Checkpoint]) 
     del other.things["unused"]
     other.things["unused"] = nn.Linear(2, 2)
     other.model[1].weight.requires_grad_(False)
-    make(other).restore(1)  # frozen since: an optimizer would use its gradient all the same
+    make(other).restore(1)  # the parameter is frozen now, but an optimizer would still use its gradient
     assert other.model[1].weight.grad is not None
 
 

@@ -1,4 +1,4 @@
-"""The estimated size of a state, and the error if there is no room for it."""
+"""The estimated size of a state, and the error if there is not enough room for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_size_of_a_state_is_estimated(kind: Any, options: dict[str, Any]) ->
             parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     real = encode({"model": model.state_dict(), "optimizer": optimizer.state_dict()}).layout.total_bytes
-    assert abs(before - real) < 64 * 20  # the difference is scalars
+    assert abs(before - real) < 64 * 20  # the estimate leaves out only scalars
     assert abs(estimated_bytes([model, optimizer]) - real) < 64
 
 

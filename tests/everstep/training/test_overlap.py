@@ -1,4 +1,4 @@
-"""Which tensors may be copied while training continues, and how a change to them is noticed."""
+"""Which tensors may be copied while training continues, and how changes to them are noticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.training.rng import RandomState
 
 
 def overlapped(**things: Any) -> set[str]:
-    """Names of the tensors whose copies overlap training."""
+    """Return the names of the tensors whose copies overlap training."""
     encoded, later, _ = classified(**things)
     return {spec.name for spec, one in zip(encoded.layout.specs, later, strict=True) if one}
 
@@ -31,7 +31,7 @@ def classified(**things: Any) -> tuple[Encoded, list[bool], Watched]:
 
 
 def trained(model: nn.Module, kind: Any = torch.optim.AdamW, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer with a state."""
+    """Return an optimizer that has a state."""
     optimizer: torch.optim.Optimizer = kind(model.parameters(), **options)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -69,7 +69,7 @@ def test_a_buffer_in_the_memory_of_a_parameter_keeps_both_from_overlapping() -> 
 
 
 class Detached(torch.optim.Optimizer):
-    """Skips torch's constructor, so that its step calls no hooks."""
+    """Does not call torch's constructor, so its step calls no hooks."""
 
     def __init__(self, params: Any) -> None:
         self.param_groups = [{"params": list(params)}]
@@ -103,7 +103,7 @@ def test_aliases_of_a_parameter_overlap_wherever_they_are() -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """A device mesh of this process alone."""
+    """A device mesh with only this process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()

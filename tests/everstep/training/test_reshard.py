@@ -1,4 +1,4 @@
-"""A checkpoint of a job with other sizes is read: each rank gets its part of the state, bit for bit, or an error."""
+"""Reading a checkpoint of a job with other sizes. Each rank gets its part of the state, bit for bit, or an error."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def test_replicas_are_read_once(tmp_path: Path, old: tuple[int, int], new: tuple
 
 
 def over_tensor_parallelism(whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return this rank's part of a tensor, placed as by FSDP2 over tensor parallelism: split by tp first."""
+    """Return this rank's part of a tensor, placed as by FSDP2 over tensor parallelism: tp splits it first."""
     tp = mesh.size(1)
     return shard(whole, mesh, [_StridedShard(0, split_factor=tp) if tp > 1 else Shard(0), Shard(0)])
 
 
 @pytest.mark.parametrize(("old", "new"), [((4, 2), (2, 2)), ((2, 2), (4, 2)), ((2, 2), (2, 4)), ((2, 4), (4, 1))])
 def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], new: tuple[int, int]) -> None:
-    """Here tp may change, too, since all tensors are DTensors or equal on all ranks."""
+    """Here tp may change too. All tensors are DTensors, or are equal on all ranks."""
     whole = whole_tensor(0, (16, 3), torch.float32)
 
     def sizes(shape: tuple[int, int]) -> dict[str, int]:
@@ -126,7 +126,7 @@ def test_strided_shards_follow_the_sizes(tmp_path: Path, old: tuple[int, int], n
 
 
 def test_tensors_on_meshes_of_different_ranks_are_kept_apart(tmp_path: Path) -> None:
-    """Each pipeline stage has tensors with the same names, which it shards over its own data-parallel group."""
+    """Each pipeline stage has tensors with the same names. It shards them over its own data parallel group."""
     stages = [whole_tensor(stage, (12,), torch.float32) for stage in range(2)]
 
     def tree(rank: int, mesh: DeviceMesh) -> Tree:
@@ -183,7 +183,7 @@ def test_ranks_draw_equal_random_numbers_only_if_they_did_before(tmp_path: Path,
 
 
 def sharded(tmp_path: Path, ranks: int = 2) -> Path:
-    """Write the checkpoint of a job with one tensor of 64 elements, sharded over some ranks; returns its folder."""
+    """Write the checkpoint of a job with one tensor of 64 elements, sharded over some ranks. Returns its folder."""
     whole = whole_tensor(0, (64,), torch.float32)
     return save_all(
         tmp_path, wide(ranks), {"dp": ranks}, lambda _, mesh: {"model": {"w": shard(whole, mesh, [Shard(0)])}}
@@ -208,7 +208,7 @@ def test_a_flipped_bit_is_never_restored(tmp_path: Path, where: str) -> None:
     path.write_bytes(data)
     message = refused(folder, rank=0, ranks=2)
     assert f"{path}" in message and where in message
-    with as_rank(1, {"dp": 2}) as mesh:  # this rank needs the files of rank 1, for its tree, and of ranks 2 and 3
+    with as_rank(1, {"dp": 2}) as mesh:  # this rank needs the file of rank 1 for its tree, and those of ranks 2 and 3
         if where == "header" or damaged == 0:
             read(folder, 1, wide(2), mesh)
 
@@ -283,7 +283,7 @@ def test_placements_that_cannot_be_changed_are_named(tmp_path: Path) -> None:
     assert "w was saved as partial sums or in several pieces" in refused(folder)
     folder = save_all(tmp_path / "d", wide(2, tp=2), {"dp": 2, "tp": 2}, strided(2, Shard(0)))
     with as_rank(4, {"dp": 3, "tp": 2}) as mesh, pytest.raises(CheckpointError, match="use sizes that divide it"):
-        read(folder, 4, wide(3, tp=2), mesh)  # its rows would be 6 and 11
+        read(folder, 4, wide(3, tp=2), mesh)  # this rank would need the rows 6 and 11
     folder = save_all(tmp_path / "e", wide(2, tp=2), {"dp": 2, "tp": 2}, strided(13, Shard(0)))
     with as_rank(0, {"dp": 3, "tp": 2}) as mesh, pytest.raises(CheckpointError, match="with the same sizes only"):
         read(folder, 0, wide(3, tp=2), mesh)
@@ -306,7 +306,7 @@ def test_placements_that_cannot_be_changed_are_named(tmp_path: Path) -> None:
 def test_a_rank_reads_the_state_of_an_old_rank_at_the_same_coordinate(
     monkeypatch: pytest.MonkeyPatch, old: str, new: str, alike: bool
 ) -> None:
-    """If states differ, each new rank needs an old rank with the same coordinate; otherwise there is an error."""
+    """If states differ, each new rank needs an old rank with the same coordinate. Otherwise there is an error."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse(new)
     before.topology, before.folder = Topology.parse(old), Path("step-000000001")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "an expert is no DTensor")
@@ -324,7 +324,7 @@ def test_a_rank_reads_the_state_of_an_old_rank_at_the_same_coordinate(
 
 
 def test_each_old_ranks_random_numbers_are_continued_by_one_new_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the states of ranks are interchangeable, each old rank's generators are used by only one new rank."""
+    """If the states of ranks can be exchanged, the generators of each old rank are used by only one new rank."""
     before, after = OldCheckpoint.__new__(OldCheckpoint), Topology.parse("8,1,dp_replicate=2,dp_shard=4,ep=4:dp_shard")
     before.topology = Topology.parse("4,1,dp_replicate=2,dp_shard=2")
     monkeypatch.setattr(OldCheckpoint, "_differs", lambda _: "")

@@ -45,7 +45,7 @@ class Training:
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Training, Path]:
-    """Rank 0 of the old job, which both ranks were equal to, and its checkpoint on disk."""
+    """Return rank 0 of the old job, in which both ranks were equal, and the old job's checkpoint on disk."""
     training = Training(1)
     for _ in range(2):
         training.step()
@@ -69,7 +69,7 @@ def test_it_goes_on_where_the_old_job_was(
             assert torch.equal(torch.get_rng_state(), expected)
             assert training.parameters() == before.parameters()
             own = [slot.completed_steps for slot in held(shm / "checkpoint-0") if slot.valid]
-            assert own == [STEP]  # from here on the job is like any other
+            assert own == [STEP]  # from now on the job is like any other job
         training.step()
         steps.append(step)
     assert steps == [STEP, STEP + 1] and run.resumed_from == STEP

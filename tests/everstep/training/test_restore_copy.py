@@ -89,7 +89,7 @@ def test_each_piece_is_copied_before_it_is_hashed(monkeypatch: pytest.MonkeyPatc
     made: list[torch.Tensor] = []
 
     def verify(given: Iterable[int]) -> None:
-        for end in given:  # meanwhile the other thread waits for its pages
+        for end in given:  # the other thread waits for its pages meanwhile
             assert bytes(made[0][:end].tolist()) == source[:end]
             ends.append(end)
             if end == 50_000:

@@ -1,4 +1,4 @@
-"""join, steps and report, inside and outside everstep."""
+"""``join``, ``steps`` and ``report``, inside and outside everstep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StartRank = Callable[..., ReportFile]
 
 
 class Counter:
-    """A state of one number."""
+    """A state that is one number."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -95,7 +95,7 @@ def test_a_new_generation_goes_on_where_the_job_stood(start_rank: StartRank) -> 
         for step in run.steps(10, run.checkpoint(counter=counter)):
             counter.value += 10
             1 / (5 - step)
-    agent = start_rank(2, resume=4)  # another rank had only completed 4
+    agent = start_rank(2, resume=4)  # another rank had completed only 4 steps
     run, counter = everstep.join(), Counter()
     seen: list[int] = []
     for step in run.steps(10, run.checkpoint(counter=counter)):

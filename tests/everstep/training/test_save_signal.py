@@ -13,7 +13,7 @@ from everstep.training.save_signal import SaveSignal
 
 @pytest.fixture
 def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A FIFO, which the signal opens again without delay after a failure."""
+    """A FIFO. After a failure, the signal opens it again without delay."""
     monkeypatch.setattr(module, "REOPEN_S", 0.0)
     path = tmp_path / "signal"
     os.mkfifo(path)

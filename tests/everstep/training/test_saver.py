@@ -32,7 +32,7 @@ def test_training_goes_on_and_the_step_waits(make: Callable[..., Checkpoint], sh
     expected = training.snapshot()
     checkpoint.save(1)
     assert pause.reached.wait(30)
-    training.backward()  # changes the BatchNorm's statistics
+    training.backward()  # this changes the BatchNorm's statistics
     stepping = threading.Thread(target=training.first.step)
     stepping.start()
     stepping.join(0.2)
@@ -175,7 +175,9 @@ def test_a_change_outside_of_the_step_gives_the_save_up(
     pause.go.set()
     if when == "in the copy":
         checkpoint.drain()
-        assert steps_in(shm / "c") == [1], "a kill before the next step must not leave the mixture"
+        assert steps_in(shm / "c") == [1], (
+            "the mixture of two states must not count, even if a kill comes before the next step"
+        )
     training.backward()
     with pytest.warns(RuntimeWarning, match=r"'model\.0\.weight' was changed outside of optimizer\.step\(\) while"):
         training.first.step()

@@ -1,4 +1,4 @@
-"""Saves that overlap training, if the training then ends by itself, by an error or by a kill."""
+"""Saves overlap training. Here the training ends meanwhile: by itself, by an error or by a kill."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_forked_child_neither_waits_nor_saves(make: Callable[..., Checkpoint],
     checkpoint.save(1)
     assert pause.reached.wait(30)
     pid = os.fork()
-    if pid == 0:  # for example a data loader's worker
+    if pid == 0:  # the child is, for example, a data loader's worker
         training.second.step()
         checkpoint.drain()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""A drill makes a NaN once, in a forward pass, and it spreads as a real one does."""
+"""A drill makes a NaN once, in a forward pass, and the NaN spreads like a real one."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_one_bit_of_a_gradient_flips_once_and_no_output_changes(finite: bool) ->
     same, flipped = gradients()
     _, again = gradients()
     assert torch.equal(loss, same) and all(map(torch.equal, right, again))
-    assert all(map(torch.equal, right[2:], flipped[2:])), "of what comes later on the way forward nothing changes"
+    assert all(map(torch.equal, right[2:], flipped[2:])), "the gradients of the later layers do not change"
     bad = (flipped[1] != right[1]).nonzero()
-    assert len(bad) == 1, "the bias has the gradient itself"
+    assert len(bad) == 1, "one element of the first bias's gradient changes"
     was, is_now = right[1][bad[0]].abs(), flipped[1][bad[0]].abs()
     assert (2 / 3 - 1e-6 <= is_now / was <= 1.5) if finite else is_now > 1e30
 
@@ -56,4 +56,4 @@ def test_a_bit_of_the_fraction_leaves_every_kind_of_number_near_what_it_was(dtyp
     model, x = torch.nn.Linear(4, 1).to(dtype), torch.ones(1, 4, dtype=dtype)
     flip_gradient_bit(True)
     model(x).sum().backward()
-    assert model.bias.grad is not None and model.bias.grad.item() == 1.5, "of a gradient of 1"
+    assert model.bias.grad is not None and model.bias.grad.item() == 1.5, "the correct gradient is 1"

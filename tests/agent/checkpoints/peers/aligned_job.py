@@ -1,6 +1,6 @@
-"""A job whose machines back up each other's rank, in simulated time: the rules are the real ones, all else is a model.
+"""A job in simulated time, whose machines back up each other's rank. The rules are real, and all else is a model.
 
-One unit of time is a tenth of a second. One rank on each machine; its backup lies on the next machine.
+One unit of time is a tenth of a second. Each machine has one rank. Its backup is on the next machine.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from everstep.slots.format import Pin
 
 UNIT_NS = 10**8
 TICK = 5
-"""Of watchers, and of what agents show."""
+"""The interval, in units, between two looks of a watcher and two reports of an agent."""
 
 
 @dataclass
 class Slots:
-    """A checkpoint file: which steps it holds; ``SlotFile`` has the rule by which one makes room."""
+    """A checkpoint file: the steps that it holds. Room for a step is made by the rule of ``SlotFile``."""
 
     count: int
     held: list[int] = field(default_factory=list)
     pins: dict[Pin, int] = field(default_factory=dict)
     coming: int = -1
-    """What is being written into a slot of its own; -1: nothing."""
+    """The step that is being written into another slot; -1: none."""
 
     def begin(self, step: int) -> None:
         self.coming = step
@@ -50,12 +50,12 @@ class Slots:
 
 
 class Machine:
-    """A rank, its agent, and the backup that its peer holds of it."""
+    """A rank, its agent, and the rank's backup on its peer."""
 
     def __init__(self, rank: int, takes: Callable[[], int], *, slots: int, skew: int) -> None:
         self.rank = rank
         self.takes = takes
-        """Units that the next backup needs."""
+        """Returns how many units the next backup needs."""
         self.skew = skew
         self.own, self.backup = Slots(slots), Slots(2)
         self.own.begin(1)
@@ -66,7 +66,7 @@ class Machine:
         self.began_at = -1
 
     def spare(self) -> None:
-        """As ``PeerSender.spare``."""
+        """Set the pins as ``PeerSender.spare`` does."""
         self.own.pins = dict(pins(self.state, self.sending, self.state.backup_step))
 
     def align(self, request: pb.AlignBackupsRequest) -> None:
@@ -75,7 +75,7 @@ class Machine:
         self.spare()
 
     def restart(self) -> None:
-        """The agent forgets what is not pinned; what was under way breaks off."""
+        """Restart the agent. It forgets what is not pinned, and a backup under way is given up."""
         self.state = pb.SavedState(**NONE)
         remember(self.state, dict.fromkeys(Pin, -1) | self.own.pins)
         self.state.own_step = max(self.own.held, default=-1)
@@ -88,9 +88,9 @@ class Machine:
         self.state.own_step = max(self.own.held)
 
     def work(self, now: int) -> None:
-        """As ``PeerSender._send_what_is_due``."""
+        """Send backups as ``PeerSender._send_what_is_due`` does."""
         if self.sending >= 0:
-            if self.sending not in self.own.held:  # overwritten meanwhile
+            if self.sending not in self.own.held:  # the rank overwrote the step meanwhile
                 self.backup.coming = self.sending = -1
             elif now >= self.ready_at:
                 self.backup.commit()
@@ -124,15 +124,15 @@ class Machine:
 
 
 class Job:
-    """Everything, and a clock.
+    """The model: machines, watchers, messages and a clock.
 
     Args:
-        takes: For each machine, how many units a backup takes; asked before each.
-        pace: Units of a step.
-        slower: For each machine, units that each of its steps takes beyond that; the ranks meet every ``meets`` steps.
-        meets: After so many steps the fast ranks wait for the slow ones.
-        watchers: Worker processes that live, each with a watcher.
-        seed: Of delays, losses and skews.
+        takes: For each machine, a function that returns how many units the next backup takes.
+        pace: The number of units that a step takes.
+        slower: For each machine, by how many units its steps are longer.
+        meets: The number of steps after which fast ranks wait for slow ranks.
+        watchers: The number of worker processes, each with a watcher.
+        seed: Seed for delays, losses and skews.
     """
 
     def __init__(
@@ -155,33 +155,33 @@ class Job:
             for rank, take in enumerate(takes)
         ]
         self.delay, self.loss = 5, 0.0
-        """Most units that a message takes, and the part of them that never arrives."""
+        """The longest delay of a message, in units, and the share of messages that never arrive."""
         self.watchers = [self.watcher() for _ in range(watchers)]
         self.silent_until = 0
         self.stood = 0
-        """Units in which no rank got any further."""
+        """The number of units in which no rank made progress."""
         self.whole = 0
-        """The newest step that was said to be whole since machines were aligned."""
+        """The newest step that was reported as complete since machines were aligned."""
         self.freed = 0
-        """What was whole up to here is kept no more, since machines were told to back up on their own."""
+        """Complete steps up to this one need not be kept, since machines were told to back up on their own again."""
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
     def watcher(self) -> tuple[AlignRule, DriftRule, dict[int, Backed], dict[int, RankPosition]]:
-        """A new one, which knows nothing yet."""
+        """Return the state of a new watcher, which knows nothing yet."""
         return AlignRule(len(self.machines)), DriftRule(self.slots), {}, {}
 
     def completed(self, machine: Machine) -> int:
-        """Steps that a rank has completed."""
+        """Return the number of steps that a rank has completed."""
         cycle, within = divmod(self.now - self.stood - machine.skew, self.meets * max(self.paces))
         return cycle * self.meets + min(within // self.paces[machine.rank], self.meets)
 
     def run(self, units: int, *, stands: bool = False) -> None:
-        """Let time go by, and look at every moment whether any machine may be lost.
+        """Let time pass, and check in every unit that any machine may be lost.
 
         Args:
-            units: Of time.
-            stands: The ranks stand still, and only they.
+            units: The number of units.
+            stands: Whether the ranks hang while everything else continues.
         """
         for _ in range(units):
             self.now += 1
@@ -200,7 +200,7 @@ class Job:
             self.check()
 
     def check(self) -> None:
-        """The law."""
+        """Check the law: without any one machine, all ranks can restore a step that is not older than ``whole``."""
         assert not self.whole or any(self.survives(step) for step in self.steps() if step >= self.whole), (
             f"at {self.now}, {self.whole} was whole: own {[m.own.held for m in self.machines]}, "
             f"backups {[m.backup.held for m in self.machines]}"
@@ -210,7 +210,7 @@ class Job:
         return {step for machine in self.machines for step in machine.own.held}
 
     def survives(self, step: int) -> bool:
-        """Whether all ranks can restore a step without any one machine."""
+        """Return whether all ranks can restore a step, no matter which machine is lost."""
         return all(all(self._left(machine, step, gone) for machine in self.machines) for gone in self.machines)
 
     def _left(self, machine: Machine, step: int, gone: Machine) -> bool:
@@ -233,7 +233,7 @@ class Job:
             )
             heard = (self.now + TICK) * UNIT_NS
             stands = RankPosition(machine.rank, state.own_step, self.completed(machine), heard)
-            # What a stream shows comes late, but in order.
+            # Reports in a stream arrive late, but in order.
             self._later(TICK, partial(shown.__setitem__, backed.rank, backed))
             self._later(TICK, partial(standing.__setitem__, backed.rank, stands))
 
@@ -253,7 +253,7 @@ class Job:
                 whole=found.whole, settled=found.settled, named=found.named, apart=found.apart
             )
             for machine in self.machines:
-                for _ in range(1 + (self.random.random() < self.loss)):  # some come twice
+                for _ in range(1 + (self.random.random() < self.loss)):  # some messages arrive twice
                     if self.random.random() >= self.loss:
                         self._later(self.random.randint(0, self.delay), partial(machine.align, request))
 

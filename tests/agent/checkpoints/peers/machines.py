@@ -1,4 +1,4 @@
-"""Runs a job on several agents with one rank each, which back up each other's rank."""
+"""Runs a job on several agents with one rank each. Each agent keeps a backup of another agent's rank."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Machines:
         self.options: dict[str, object] = {"slots": 3, "backup": True, "backup_slots": 2, "backup_every_steps": 1}
 
         self.in_step = True
-        """Ranks wait for each other before each step, as with collectives."""
+        """Whether ranks wait for each other before each step, as collectives would make them wait."""
         self.run = ""
-        """The run that every command names; the states of different runs differ."""
+        """The run that every command names. The states of different runs differ."""
 
     async def close(self) -> None:
-        """End the job on all agents, of which some may be killed or suspended."""
+        """End the job on all agents. Some of the agents may be killed or suspended."""
         for agent in self.agents:
             if agent.process is None:
                 await agent.start()
@@ -152,7 +152,7 @@ class Machines:
         return list(await asyncio.gather(*(agent.client.stop(request, timeout_s=60) for agent in agents)))
 
     async def until(self, index: int, ready: Callable[[pb.RankProgress], bool], what: str) -> pb.RankProgress:
-        """Return the first report of a machine's rank for which ``ready`` holds."""
+        """Return the first report of a machine's rank for which ``ready`` returns true."""
         seen = None
         try:
             async with asyncio.timeout(45):
@@ -162,7 +162,7 @@ class Machines:
                         if ready(seen):
                             return seen
         except TimeoutError:
-            raise AssertionError(f"waited in vain: {what}; the last was {seen}") from None
+            raise AssertionError(f"after 45 s this is still not true: {what}; the last report was {seen}") from None
         raise AssertionError
 
     def shm(self, index: int) -> Path:
@@ -178,7 +178,7 @@ class Machines:
             return bytes(found)
 
     async def lose(self, index: int) -> None:
-        """Lose a machine with its processes and files, and start its agent again without them."""
+        """Lose a machine with its processes and files. Then start its agent again without them."""
         agent = self.agents[index]
         pids = [rank.pid for job in (await agent.client.describe()).jobs for rank in job.ranks if rank.alive]
         servers = [job.fork_server_pid for job in (await agent.client.describe()).jobs]

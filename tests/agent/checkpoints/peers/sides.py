@@ -1,4 +1,4 @@
-"""A data port with what one job keeps, and a network between it and its callers that fails on demand."""
+"""A data port with the backups of one job, and a network that fails on demand between the port and its clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fresh_shm() -> Path:
 
 
 class Side:
-    """One machine: shared memory, received backups, data port."""
+    """One machine: shared memory, received backups and a data port."""
 
     def __init__(self, *, fenced: int = 0) -> None:
         self.shm = fresh_shm()
@@ -44,7 +44,7 @@ class Side:
         return connect(HOST, port, JOB, self.tokens.issue(JOB), patience_s=patience_s)
 
     def payload(self, rank: int, step: int, prefix: str = "backup") -> bytes:
-        """The bytes of a slot that is held, headers and checksum intact."""
+        """Return the bytes of a held slot. Its headers and its checksum are intact."""
         with contextlib.closing(SlotReader(self.shm / f"{prefix}-{rank}")) as reader:
             header = reader.header(step)
             assert header is not None
@@ -76,7 +76,7 @@ def side(*, fenced: int = 0) -> Iterator[Side]:
 
 
 def save(path: Path, step: int, data: bytes, *, generation: int = 1, structure: bytes = b"{}") -> SlotHeader:
-    """What a rank does."""
+    """Save a step into a slot, as a rank does."""
     with contextlib.closing(SlotFile(path, slots=3, generation=generation)) as file:
         file.begin(structure, len(data))
         with file.tensors() as view:
@@ -96,13 +96,13 @@ def offer(header: SlotHeader, *, rank: int = 0, generation: int = 1, resume_step
 
 
 class Network:
-    """Passes bytes on to a port; each connection breaks, or has a bit flipped, where it is told.
+    """Passes bytes on to a port. Each connection breaks, or gets a flipped bit, at a chosen byte.
 
     Args:
-        port: Of the far side.
-        breaks: For each connection in turn, after how many bytes it breaks; those beyond the list do not.
+        port: The port of the far side.
+        breaks: For each connection in turn, after how many bytes it breaks. Later connections do not break.
         flip_at: In the first connection, the number of the byte whose lowest bit is flipped.
-        back: Count and spoil what comes back from the far side instead of what goes there.
+        back: Count and spoil the bytes that come from the far side, and not those that go there.
     """
 
     def __init__(self, port: int, *, breaks: list[int] | None = None, flip_at: int = -1, back: bool = False) -> None:

@@ -35,7 +35,9 @@ def test_a_complete_step_does_not_count_for_a_rank_that_was_not_aligned_on_it() 
     rank = state(own_step=9, backup_step=5)
     apply(rank, align(10, whole=3))
     apply(rank, align(10, whole=3))
-    assert (rank.backup_named, rank.backup_whole) == (10, 0), "the rank may have overwritten step 3"
+    assert (rank.backup_named, rank.backup_whole) == (10, 0), (
+        "the rank was not aligned on step 3, so it may have overwritten step 3"
+    )
     rank.backup_step = 10
     apply(rank, align(20, whole=10, settled=10))
     apply(rank, align(20, whole=3, settled=10))
@@ -154,7 +156,7 @@ def test_any_machine_may_be_lost_at_any_time_after_a_step_is_complete(
 def test_a_job_that_hangs_at_any_step_is_backed_up(
     slow: list[int], pace: int, watchers: int, begins: int, restarted: bool, loss: float, seed: int
 ) -> None:
-    """For example, an evaluation hangs, and then a machine is lost."""
+    """The job hangs, for example in an evaluation, and then a machine is lost."""
     chance = random.Random(seed)
     takes = [partial(chance.randint, 1 + most // 2, 1 + most) for most in slow]
     job = Job(takes, pace=pace, watchers=watchers, seed=seed)
@@ -167,7 +169,7 @@ def test_a_job_that_hangs_at_any_step_is_backed_up(
     job.run(150 + 4 * max(slow), stands=True)
 
     assert any(map(job.survives, job.steps())), [(m.own.held, m.backup.held, m.state) for m in job.machines]
-    job.run(300 + 4 * max(slow))  # the law also holds when the job continues
+    job.run(300 + 4 * max(slow))  # the model checks its law in each unit; the law must also hold after the hang
 
 
 def test_a_machine_that_lags_aligns_the_others_with_it() -> None:
@@ -202,7 +204,7 @@ def test_three_slots_do_not_suffice(slots: int) -> None:
 
 @pytest.mark.parametrize("delay", [10, 15, 30])
 def test_named_steps_are_further_ahead_if_messages_take_long(delay: int) -> None:
-    """Each message takes ``delay`` units. If the lead were constant, every named step would be past on arrival."""
+    """Each message takes ``delay`` units. With a constant lead, each named step would already be over on arrival."""
     job = Job([lambda: 1, lambda: 1, lambda: 40], pace=2)
     job.delay = delay
     with patch.object(job.random, "randint", lambda _, most: most):
@@ -239,7 +241,7 @@ def test_the_law_holds_if_ranks_drift_apart(
 
 
 def test_ranks_that_drift_apart_keep_a_step_that_all_of_them_have() -> None:
-    """Ranks meet every 25 steps, and one rank is twice as fast as the others. Without named steps no step is common."""
+    """All ranks meet every 25 steps, and one rank is twice as fast. Without named steps, no step is common."""
     takes = [lambda: 1, lambda: 1, lambda: 1]
     job = Job(takes, pace=2, slower=[0, 2, 2], meets=25)
     job.run(400)

@@ -1,4 +1,4 @@
-"""What a machine holds for others: fences, abandoned futures, stale backups, room."""
+"""What a machine holds for other machines: fences, abandoned steps, stale backups, and room for backups."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_a_stop_breaks_off_what_is_on_its_way() -> None:
                 _finish(wire, header, path)
         assert peer.steps(0) == []
         again = Owner(mine, peer).send_header(header, generation=2, resume_step=5)
-        assert (again.fate, again.bytes) == (Fate.KEPT, header.payload_bytes), "what came before the stop is forgotten"
+        assert (again.fate, again.bytes) == (Fate.KEPT, header.payload_bytes), (
+            "the part that came before the stop is forgotten, so everything is sent again"
+        )
 
 
 def _finish(wire: Wire, header: SlotHeader, path: Path) -> None:
@@ -100,6 +102,7 @@ def test_a_stop_of_an_older_generation_touches_nothing() -> None:
 
 @pytest.mark.parametrize("first", ["launch", "offer"])
 def test_an_abandoned_future_is_forgotten_whoever_comes_first(first: str) -> None:
+    """The data port may get a backup before or after the agent gets the launch."""
     with side() as mine, side() as peer:
         owner = Owner(mine, peer)
         for step in (20, 21):
@@ -108,14 +111,14 @@ def test_an_abandoned_future_is_forgotten_whoever_comes_first(first: str) -> Non
         if first == "launch":
             peer.received.launch(2, 20)
             assert peer.steps(0) == [20]
-        # The step at which the generation began is offered first: it is there.
+        # The step at which the generation began is offered first. It is already there.
         header = SlotReader(owner.path).header(20)
         assert header is not None
         assert owner.send_header(header, generation=2, resume_step=20).bytes == 0
         assert peer.steps(0) == [20]
         assert owner.send(21, generation=2, resume_step=20).fate is Fate.KEPT
         peer.received.launch(2, 20)
-        assert peer.steps(0) == [20, 21], "what the new generation sent stays"
+        assert peer.steps(0) == [20, 21], "the backup of the new generation is kept"
 
 
 @pytest.mark.parametrize("resume_step", [0, -1])
@@ -141,10 +144,12 @@ def test_backups_that_are_kept_elsewhere_now_go_when_no_rank_could_need_them() -
             owner.send(10, generation=1)
         peer.received.stop(1)
         peer.received.launch(2, 10)
-        assert peer.received.remove_stale(50) is True, "nobody has sent anything yet: nothing is known"
+        assert peer.received.remove_stale(50) is True, (
+            "no rank of the new generation has sent anything yet, so nothing may be removed"
+        )
         assert stays.send(11, generation=2, resume_step=10).fate is Fate.KEPT
         assert peer.received.remove_stale(10) is True
-        assert peer.steps(0) == [10], "a rank here still holds step 10"
+        assert peer.steps(0) == [10], "step 10 may still be needed, so the old backup stays"
         assert peer.received.remove_stale(11) is False
         assert not (peer.shm / "backup-0").exists()
         assert peer.steps(1) == [10, 11]
@@ -165,7 +170,7 @@ def test_no_room_is_told_with_numbers_and_stale_backups_make_room(monkeypatch: p
         assert "no room for the backup of rank 1: it needs 0." in refused.reason
         assert "0.0 MB are free" in refused.reason
         Owner(mine, peer, 2).peer.received.stop(1)
-        # A rank of the new generation is offered; rank 0 has sent nothing in it.
+        # A rank of the new generation offers a step. Rank 0 has sent nothing in this generation.
         with contextlib.closing(peer.connect()) as wire:
             made = offer(save(owner.path, 11, DATA, generation=2), rank=1, generation=2, resume_step=10)
             wire.send(made.model_dump())
@@ -248,7 +253,7 @@ def test_who_never_comes_to_the_point_does_not_keep_the_place_of_another(monkeyp
     with side() as peer, socket.create_connection(("127.0.0.1", peer.port.port)) as slow:
         deadline = time.monotonic() + 8
         with contextlib.suppress(OSError):
-            while time.monotonic() < deadline:  # a byte now and then, so that it is never silent
+            while time.monotonic() < deadline:  # the client sends a byte now and then, so that it is never silent
                 slow.sendall(b"\x20")
                 time.sleep(0.2)
-        assert time.monotonic() < deadline, "it was served although it never showed that it knows a token"
+        assert time.monotonic() < deadline, "a client that never shows a token is disconnected"

@@ -1,4 +1,4 @@
-"""A client that connects to the data port without a token takes no place from clients with a token."""
+"""A client that connects to the data port without a token takes no place away from clients with a token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_hundreds_of_idle_connections_do_not_block_clients_with_a_token() -> Non
     threads = threading.active_count()
     with side() as peer, contextlib.ExitStack() as stack:
         for number in range(400):
-            stack.enter_context(idle(peer, HOST))  # the address of the clients with a token
+            stack.enter_context(idle(peer, HOST))  # clients with a token come from this address too
             if number % 40 == 0:
                 assert asks(peer)
         assert threading.active_count() < threads + 20, "a connection without a token has no thread"

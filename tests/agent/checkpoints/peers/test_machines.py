@@ -1,4 +1,4 @@
-"""Real agents that back up each other's ranks while one of them fails."""
+"""Real agents back up each other's ranks while one of the agents fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN, BACKUP = pb.HeldCheckpoint.OWN, pb.HeldCheckpoint.BACKUP
 
 
 def steps(reply: pb.StopReply | pb.CheckpointsReply, tier: int, rank: int) -> list[int]:
-    """What a machine says that it holds, whole."""
+    """Return the valid steps that a machine reports for a tier and a rank."""
     return sorted(
         one.completed_steps for one in reply.checkpoints if one.valid and (one.tier, one.rank) == (tier, rank)
     )
@@ -43,7 +43,7 @@ async def test_a_machine_that_was_lost_is_restored_from_its_peer(agents: list[Ru
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch()
         for index in (0, 1):
-            seen = await job.until(index, lambda rank: rank.saved.backup_step >= 5, "both back up at once")
+            seen = await job.until(index, lambda rank: rank.saved.backup_step >= 5, "each machine backs up the other")
             assert seen.saved.own_step >= seen.saved.backup_step
             assert seen.saved.backup_problem == ""
         await job.lose(1)
@@ -67,10 +67,14 @@ async def test_a_machine_that_was_lost_is_restored_from_its_peer(agents: list[Ru
         assert reply.shards[0].ok, reply.shards[0].reason
         assert reply.shards[0].bytes > len(state(1, step))
         restore.request_id = "again"
-        assert (await job.agents[1].client.restore(restore, timeout_s=60)).shards[0].bytes == 0, "it is there already"
+        assert (await job.agents[1].client.restore(restore, timeout_s=60)).shards[0].bytes == 0, (
+            "the step is restored already, so nothing is copied"
+        )
         await job.launch(2, step)
         for index in (0, 1):
-            seen = await job.until(index, lambda rank: rank.saved.backup_step > step + 2, "they go on")
+            seen = await job.until(
+                index, lambda rank: rank.saved.backup_step > step + 2, "both ranks are backed up again"
+            )
             assert seen.alive
         one, two = await job.stop(2)
         for answer, own, other in ((one, 0, 1), (two, 1, 0)):
@@ -85,18 +89,18 @@ async def test_a_peer_that_hangs_is_named_and_training_does_not_notice(
 ) -> None:
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch(pause=0.02)
-        await job.until(0, lambda rank: rank.saved.backup_step >= 3, "backups go through")
+        await job.until(0, lambda rank: rank.saved.backup_step >= 3, "backups succeed")
         peer = job.agents[1].process
         assert peer
         peer.send_signal(signal.SIGSTOP)
         hung = await job.until(0, lambda rank: "no backup to m2" in rank.saved.backup_problem, "the peer is named")
-        assert hung.completed_steps > hung.saved.backup_step + 20, "steps went on meanwhile"
+        assert hung.completed_steps > hung.saved.backup_step + 20, "the rank continued to step meanwhile"
         assert hung.saved.own_step >= hung.completed_steps - 2
         peer.send_signal(signal.SIGCONT)
         later = await job.until(
             0,
             lambda rank: rank.saved.backup_step > hung.completed_steps and not rank.saved.backup_problem,
-            "it goes on",
+            "backups succeed again",
         )
         assert later.alive
 
@@ -104,14 +108,14 @@ async def test_a_peer_that_hangs_is_named_and_training_does_not_notice(
 async def test_a_peer_that_dies_and_comes_back_gets_the_newest(agents: list[RunningAgent], tmp_path: Path) -> None:
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch(pause=0.02)
-        await job.until(0, lambda rank: rank.saved.backup_step >= 3, "backups go through")
+        await job.until(0, lambda rank: rank.saved.backup_step >= 3, "backups succeed")
         job.agents[1].kill()
         died = await job.until(0, lambda rank: "no backup to m2" in rank.saved.backup_problem, "the peer is named")
         await job.agents[1].start()
         await job.until(
             0,
             lambda rank: rank.saved.backup_step > died.completed_steps and not rank.saved.backup_problem,
-            "it goes on",
+            "backups succeed again",
         )
 
 
@@ -119,7 +123,7 @@ async def test_an_agent_that_is_restarted_goes_on_by_itself(agents: list[Running
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch(pause=0.02)
         for index in (0, 1):
-            await job.until(index, lambda rank: rank.saved.backup_step >= 3, "backups go through")
+            await job.until(index, lambda rank: rank.saved.backup_step >= 3, "backups succeed")
         before = await job.until(0, lambda rank: True, "progress")
         job.agents[0].kill()
         await asyncio.sleep(0.3)
@@ -128,7 +132,7 @@ async def test_an_agent_that_is_restarted_goes_on_by_itself(agents: list[Running
             await job.until(
                 index,
                 lambda rank: rank.saved.backup_step > before.completed_steps + 10 and not rank.saved.backup_problem,
-                "it sends and receives again",
+                "the restarted agent sends and receives backups again",
             )
 
 
@@ -137,9 +141,13 @@ async def test_what_stop_answered_stays_true(agents: list[RunningAgent], tmp_pat
         job.in_step = False
         await job.launch(pause=0.02)
         for index in (0, 1):
-            await job.until(index, lambda rank: rank.saved.backup_step >= 3, "backups go through")
+            await job.until(index, lambda rank: rank.saved.backup_step >= 3, "backups succeed")
         (answer,) = await job.stop(1, 1)
-        await job.until(0, lambda rank: "generation 1 was stopped" in rank.saved.backup_problem, "m1 is refused")
+        await job.until(
+            0,
+            lambda rank: "generation 1 was stopped" in rank.saved.backup_problem,
+            "the stopped machine refuses backups of m1",
+        )
         held = await job.agents[1].client.checkpoints(pb.CheckpointsRequest(job=job.job, verify=True))
         assert steps(held, BACKUP, 0) == steps(answer, BACKUP, 0)
         assert steps(held, OWN, 1) == steps(answer, OWN, 1)
@@ -150,20 +158,24 @@ async def test_a_placement_that_changed_and_a_step_back(agents: list[RunningAgen
     async with job_on(agents, tmp_path) as job:
         await job.launch(pause=0.02)
         for index in (0, 1, 2):
-            await job.until(index, lambda rank: rank.saved.backup_step >= 12, "backups go through")
+            await job.until(index, lambda rank: rank.saved.backup_step >= 12, "backups succeed")
         replies = await job.stop(1)
         step = max(set(steps(replies[0], OWN, 0)) & set(steps(replies[1], OWN, 1)) & set(steps(replies[2], OWN, 2)))
         job.script.with_name(f"{job.script.name}.hold").touch()
         await job.launch(2, step, peers=[2, 0, 1])
         for index in (0, 1, 2):
-            await job.until(index, lambda rank: rank.saved.backup_step == step, "where it began is backed up first")
+            await job.until(
+                index,
+                lambda rank: rank.saved.backup_step == step,
+                "the step at which the generation began is backed up first",
+            )
             assert max(rank.completed_steps for rank in await held(job.agents[index].client, job.job)) == step
         job.script.with_name(f"{job.script.name}.hold").unlink()
         for index in (0, 1, 2):
-            await job.until(index, lambda rank: rank.saved.backup_step > step + 8, "the new peers have newer ones")
+            await job.until(index, lambda rank: rank.saved.backup_step > step + 8, "the new peers have newer backups")
         stale = [job.shm(1) / "backup-0", job.shm(2) / "backup-1", job.shm(0) / "backup-2"]
         async with asyncio.timeout(20):
-            while any(path.exists() for path in stale):  # noqa: ASYNC110 - nobody tells us
+            while any(path.exists() for path in stale):  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
 
 
@@ -175,13 +187,13 @@ async def held(client: object, job: str) -> list[pb.HeldCheckpoint]:
 async def test_damage_and_absence_are_told_apart_from_silence(agents: list[RunningAgent], tmp_path: Path) -> None:
     async with job_on(agents[:2], tmp_path) as job:
         await job.launch(pause=0.02)
-        await job.until(1, lambda rank: rank.saved.backup_step >= 3, "backups go through")
+        await job.until(1, lambda rank: rank.saved.backup_step >= 3, "backups succeed")
         first, second = await job.stop(1)
         newest = max(steps(first, BACKUP, 1))
         path = job.shm(0) / "backup-1"
         data = bytearray(path.read_bytes())
         slots, capacity, _ = file_header(bytes(data[:PAGE]))
-        for slot in range(slots):  # contents alone: a slot whose header is damaged too is not held
+        for slot in range(slots):  # damage only the contents, since a slot with a damaged header is not held
             data[PAGE + slot * (PAGE + capacity) + PAGE + 4096] ^= 1
         path.write_bytes(data)
         (job.shm(1) / "checkpoint-1").unlink()
@@ -236,7 +248,7 @@ async def test_agents_with_tls_and_a_token_reach_each_other(tmp_path: Path, keys
     options = ("--tls-cert", keys / "cert.pem", "--tls-key", keys / "key.pem", "--token-file", keys / "token")
     given = [*map(str, options), "--ca-file", str(keys / "cert.pem")]
     async with running_agent(tmp_path, *given, security=security) as agent:
-        # Both ends of this call are agents: the exchange's own client, with what the agent was told to show.
+        # Both ends of this call are agents. The client is the exchange's own, with the token that the agent was given.
         shown = ServerSecurity(token_file=keys / "token").as_client(keys / "cert.pem")
         exchange = Exchange("m2", "127.0.0.1", shown)
         try:
@@ -278,20 +290,30 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
                 )
 
         async def coming() -> int:
-            return (await job.until(0, lambda rank: rank.saved.backup_step > 0, "it backs up")).saved.own_step + 25
+            return (
+                await job.until(0, lambda rank: rank.saved.backup_step > 0, "a step is backed up")
+            ).saved.own_step + 25
 
         async def has(step: int) -> None:
             for index in (0, 1):
                 seen = await job.until(
-                    index, lambda rank: rank.saved.own_step > step + 3 and rank.saved.backup_step >= step, "it has"
+                    index,
+                    lambda rank: rank.saved.own_step > step + 3 and rank.saved.backup_step >= step,
+                    "the named step is backed up",
                 )
-                assert (seen.saved.backup_step, seen.saved.backup_named) == (step, step), "and nothing later"
+                assert (seen.saved.backup_step, seen.saved.backup_named) == (step, step), (
+                    "only the named step is backed up, and no later step"
+                )
 
-        await align(1_000_000, generation=2)  # of another generation: it means nothing
+        await align(1_000_000, generation=2)  # a request for another generation is ignored
         await align(await coming())
         await align(10_000)
         await align(0, settled=10_000)
-        await job.until(0, lambda rank: rank.saved.backup_step >= rank.saved.own_step - 1, "it is free again")
+        await job.until(
+            0,
+            lambda rank: rank.saved.backup_step >= rank.saved.own_step - 1,
+            "the rank is backed up without named steps again",
+        )
         first = await coming()
         await align(first)
         await has(first)
@@ -299,7 +321,7 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
         await has(first)
         second = await coming()
         await align(second, whole=first, settled=first)
-        await align(first + 20, settled=first - 1)  # late
+        await align(first + 20, settled=first - 1)  # this request is late
         await has(second)
         for index in (0, 1):
             job.agents[index].kill()
@@ -307,12 +329,12 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
         await has(second)
 
         third = await coming()
-        await align(third, settled=second)  # some other machine passed the second, which is therefore never whole
+        await align(third, settled=second)  # another machine passed the second step, so this step is never complete
         await has(third)
         replies = await job.stop(1)
         for index, reply in enumerate(replies):
             own, backup = steps(reply, OWN, index), steps(reply, BACKUP, 1 - index)
-            assert {first, third} <= set(own), "what was whole last, and what may be next"
+            assert {first, third} <= set(own), "the last complete step and the step that may be the next one are kept"
             assert backup == [first, third]
 
 
@@ -326,20 +348,20 @@ async def test_backups_go_on_while_hundreds_of_strangers_hold_connections(
         strangers = [group.create_task(stranger(agents[1].address.rpartition(":")[0], port)) for _ in range(320)]
         await asyncio.sleep(0.5)
         await job.launch(pause=0.02)
-        seen = await job.until(0, lambda rank: rank.saved.backup_step >= 30, "backups go through")
+        seen = await job.until(0, lambda rank: rank.saved.backup_step >= 30, "backups succeed")
         assert seen.saved.backup_problem == ""
         for one in strangers:
             one.cancel()
 
 
 def data_ports(pid: int, address: str) -> list[int]:
-    """Where an agent listens besides gRPC."""
+    """Return the ports on which an agent listens, except the port for gRPC."""
     listening = {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == "LISTEN"}
     return sorted(listening - {int(address.rpartition(":")[2])})
 
 
 async def stranger(host: str, port: int) -> None:
-    """Connects, says nothing, and connects again when it is turned away."""
+    """Connect and send nothing, and connect again after the connection was closed."""
     while True:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""Ranks without backups keep named steps in their own slots during later saves and restarts of the agent."""
+"""A rank without backups keeps its named steps in its own slots, during later saves and after restarts of the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rank:
         self.start()
 
     def start(self) -> None:
-        """Start or restart the agent's part."""
+        """Start or restart ``OwnSlots``, the agent's part."""
         self.saved = SavedStates()
         self.own_slots = OwnSlots(Place("gpt", "m0", self.shm, self.shm, self.saved), [0])
 

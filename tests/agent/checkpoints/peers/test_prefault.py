@@ -1,4 +1,4 @@
-"""Memory for a slot that is on its way."""
+"""Memory for a slot is made present while the slot's bytes arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 
 class Slow(SlotFile):
-    """Makes memory ready when it is told to."""
+    """Makes memory present only when the test allows it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, slots=2)
@@ -39,7 +39,7 @@ class Slow(SlotFile):
         self.reached = 0
 
     def make_present(self, stop: int | None = None) -> None:
-        """Wait for a turn."""
+        """Wait for the test's permission."""
         assert self.turns.acquire(timeout=30)
         super().make_present(stop)
         self.reached = stop or 0

@@ -36,7 +36,7 @@ def test_the_rate_is_not_exceeded_in_any_period(rate: float, sends: list[tuple[i
         clock.now += pause
     for first in range(len(log)):
         for last in range(first, len(log)):
-            total = sum(count for _, count in log[first:last])  # the last piece has only begun
+            total = sum(count for _, count in log[first:last])  # the last piece is not counted, since it has only begun
             assert total <= rate * (log[last][0] - log[first][0] + BURST_S) * 1.001 + 1
 
 

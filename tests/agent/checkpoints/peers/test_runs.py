@@ -1,7 +1,7 @@
-"""What an earlier run of a job's name left on a machine is never taken for the new run's.
+"""What an earlier run of a job's name left on a machine is never used by the new run.
 
-The earlier run ends while the agent of one machine is down, so nobody tells that machine. Generations do not tell the
-runs apart here: both count from 1, as after a loss of the ledger.
+The earlier run ends while the agent of one machine is down, so this agent does not learn of it. Generations do not
+distinguish the runs here, since both runs count from 1. This happens after a loss of the ledger.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ async def agents(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def job(agents: list[RunningAgent], tmp_path: Path) -> AsyncIterator[Machines]:
-    """The first run, with copies in memory everywhere."""
+    """The first run. Both machines have copies in memory."""
     async with job_on([], tmp_path) as found:
         found.agents = agents
         found.run = FIRST
-        found.in_step = False  # the ranks of one machine go on when the others are gone
+        found.in_step = False  # the ranks of one machine continue when those of the other are gone
         await found.prepare()
         await found.launch(pause=0.02)
         for index in (0, 1):
-            await found.until(index, lambda rank: rank.saved.backup_step >= 5, "backups go through")
+            await found.until(index, lambda rank: rank.saved.backup_step >= 5, "backups succeed")
         yield found
 
 
@@ -62,7 +62,7 @@ async def held(job: Machines, index: int) -> list[pb.HeldCheckpoint]:
 
 async def test_remains_in_memory_are_thrown_away_and_the_new_run_has_generations_of_its_own(job: Machines) -> None:
     old = await pids(job, 1)
-    job.agents[1].kill()  # its ranks live on
+    job.agents[1].kill()  # its ranks continue to live
     await release(job, 0, FIRST)
     await job.agents[1].start()
     left = await held(job, 1)
@@ -71,7 +71,7 @@ async def test_remains_in_memory_are_thrown_away_and_the_new_run_has_generations
     job.run = SECOND
     await job.prepare()
     assert await held(job, 1) == []
-    assert not any(map(runs, old)), "a rank of the earlier run lives"
+    assert not any(map(runs, old)), "no rank of the earlier run may live"
 
     await job.launch(pause=0.02)
     for index in (0, 1):
@@ -88,7 +88,7 @@ async def test_remains_in_memory_are_thrown_away_and_the_new_run_has_generations
 
 
 async def test_a_stop_of_the_new_run_is_not_answered_with_the_earlier_ones_evidence(job: Machines) -> None:
-    """The machine was silent when the new run prepared; the first that it hears is the incident's stop."""
+    """The machine was silent when the new run was prepared. So the incident's stop is its first command of this run."""
     job.agents[1].kill()
     await release(job, 0, FIRST)
     await job.agents[1].start()
@@ -109,11 +109,13 @@ async def test_ranks_of_the_earlier_run_that_live_on_somewhere_back_up_nothing_a
     request = pb.PrepareRequest(request_id="prepare", job=job.job, run=SECOND)
     await job.agents[0].client.prepare(request, timeout_s=60)
 
-    await job.until(1, lambda rank: rank.saved.backup_problem != "", "a connection from before is of no use")
+    await job.until(1, lambda rank: rank.saved.backup_problem != "", "an old connection is refused")
     job.agents[1].kill()
     await job.agents[1].start()
     refused = f"m1 has run {SECOND} of {job.job}, and m2 asks for {FIRST}"
-    await job.until(1, lambda rank: refused in rank.saved.backup_problem, "nor is a new one, and it is said why")
+    await job.until(
+        1, lambda rank: refused in rank.saved.backup_problem, "a new connection is refused too, with the reason"
+    )
 
     assert await held(job, 0) == []
     assert not (job.shm(0) / "backup-1").exists()
@@ -123,7 +125,7 @@ async def test_late_commands_of_the_earlier_run_change_nothing(job: Machines) ->
     job.run = SECOND
     await job.prepare()
     await job.launch(pause=0.02)
-    await job.until(0, lambda rank: rank.saved.own_step >= 2, "it saves")
+    await job.until(0, lambda rank: rank.saved.own_step >= 2, "the rank saves")
     living = await pids(job, 0)
 
     assert (await release(job, 0, FIRST)).bytes_freed == 0
@@ -138,7 +140,7 @@ async def test_late_commands_of_the_earlier_run_change_nothing(job: Machines) ->
 
     for index in (0, 1):
         await release(job, index, SECOND)
-    await job.prepare()  # with nothing left of the newer one, a clock that was set back is no obstacle
+    await job.prepare()  # the newer run is released, so an older run may be prepared, as after a clock was set back
 
 
 async def test_an_agent_that_lost_its_record_still_knows_whose_the_memory_is(job: Machines) -> None:
@@ -149,11 +151,11 @@ async def test_an_agent_that_lost_its_record_still_knows_whose_the_memory_is(job
     (reply,) = await job.stop(1, 1)
 
     assert {one.run for one in reply.checkpoints} == {FIRST}
-    assert any(one.valid and one.tier == OWN for one in reply.checkpoints), "its ranks' state was thrown away"
+    assert any(one.valid and one.tier == OWN for one in reply.checkpoints), "the state of the ranks must be kept"
 
 
 async def test_another_save_of_the_step_is_not_taken_for_the_one_that_was_chosen(job: Machines) -> None:
-    """A slot and a backup of an abandoned generation, of the very step that is to be restored."""
+    """The slot and the backup are of an abandoned generation, and have the very step that is to be restored."""
     replies = await job.stop(1)
     chosen = max(
         (one for one in replies[1].checkpoints if one.valid and one.tier == BACKUP and one.rank == 0),
@@ -194,7 +196,7 @@ async def test_another_save_of_the_step_is_not_taken_for_the_one_that_was_chosen
     assert brought.bytes > SIZE
     assert job.payload(0, "checkpoint-0", step) == state(0, step, run=FIRST)
 
-    # The peer itself is to run the rank, and its backup is of another save than the one that was chosen.
+    # Now the peer itself runs the rank. Its backup is another save than the chosen one.
     here = await restore("here", index=1, saved_ns=chosen.saved_ns + 1)
     assert (here.ok, here.damaged) == (False, True)
     assert "holds another save" in here.reason

@@ -70,7 +70,7 @@ def mine() -> Iterator[Mine]:
 def wait(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert time.monotonic() < deadline, f"after 20 s this is still not true: {what}"
         time.sleep(0.005)
 
 
@@ -88,7 +88,10 @@ def test_every_step_is_backed_up_if_the_rank_saves_slowly(mine: Mine) -> None:
         found = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
         return found[Pin.KEEP], found[Pin.BACKUP]
 
-    wait(lambda: pins() == (5, -1), "what is sent is pinned no longer, what the peer has is kept")
+    wait(
+        lambda: pins() == (5, -1),
+        "the step that was sent is not pinned for sending any more, and is pinned for keeping",
+    )
 
 
 def test_only_every_nth_step() -> None:
@@ -118,7 +121,7 @@ def test_a_named_step_replaces_a_later_backup_but_not_the_complete_step(mine: Mi
     assert mine.peer.steps(0) == [4, 7]
 
     mine.sender.align(pb.AlignBackupsRequest(named=0, settled=7))
-    wait(lambda: mine.state().backup_step == 8, "on its own again")
+    wait(lambda: mine.state().backup_step == 8, "no step is named any more, so the newest step is sent")
     assert mine.peer.steps(0) == [7, 8]
 
 
@@ -137,12 +140,12 @@ def test_a_peer_that_cannot_be_reached_is_named_and_tried_again(mine: Mine, monk
     monkeypatch.setattr(peer_sender, "FIRST_RETRY_S", 0.05)
     mine.failure = AgentUnreachable("the agent at nowhere:1 did not answer")
     mine.save(1)
-    wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is told")
+    wait(lambda: "no backup to m2 at nowhere:1: the agent" in mine.state().backup_problem, "the problem is reported")
     mine.save(2)
     mine.save(3)
     assert mine.state().backup_step == -1
     mine.failure = None
-    wait(lambda: mine.state().backup_step == 3, "the newest is sent")
+    wait(lambda: mine.state().backup_step == 3, "the newest step is sent")
     assert mine.state().backup_problem == ""
 
 
@@ -150,9 +153,9 @@ def test_an_unexpected_error_is_reported_and_backups_continue(mine: Mine, monkey
     monkeypatch.setattr(peer_sender, "FIRST_RETRY_S", 0.05)
     mine.failure = ZeroDivisionError("nobody thought of it")
     mine.save(1)
-    wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is told")
+    wait(lambda: "to m2: ZeroDivisionError: nobody" in mine.state().backup_problem, "the problem is reported")
     mine.failure = None
-    wait(lambda: mine.state().backup_step == 1, "it is sent all the same")
+    wait(lambda: mine.state().backup_step == 1, "step 1 is sent in spite of the error")
     assert mine.state().backup_problem == ""
 
 
@@ -161,17 +164,17 @@ def test_a_slot_is_not_pinned_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPat
         return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]
 
     mine.save(1)
-    wait(lambda: kept() == 1, "step 1 is spared")
+    wait(lambda: kept() == 1, "step 1 is pinned")
     mine.failure = AgentUnreachable("gone")
     for connection in list(mine.peer.port._connections):
         connection.shutdown(2)
     mine.save(2)
-    wait(lambda: mine.state().backup_problem != "", "the problem is told")
+    wait(lambda: mine.state().backup_problem != "", "the problem is reported")
     assert kept() == 1
     monkeypatch.setattr(peer_sender, "LET_GO_S", 0.0)
-    wait(lambda: kept() == -1, "it is spared no more")
+    wait(lambda: kept() == -1, "step 1 is not pinned any more")
     mine.failure = None
-    wait(lambda: kept() == 2, "the next one is")
+    wait(lambda: kept() == 2, "step 2 is pinned")
 
 
 def test_a_restarted_peer_is_not_reported_as_a_problem(mine: Mine) -> None:
@@ -188,19 +191,22 @@ def test_a_restarted_peer_is_not_reported_as_a_problem(mine: Mine) -> None:
 def test_a_refusal_is_named(mine: Mine) -> None:
     mine.peer.received.stop(1)
     mine.save(1)
-    wait(lambda: "m2 refused the backup of rank 0: generation 1 was stopped" in mine.state().backup_problem, "told")
+    wait(
+        lambda: "m2 refused the backup of rank 0: generation 1 was stopped" in mine.state().backup_problem,
+        "the refusal is reported",
+    )
     assert mine.peer.steps(0) == []
 
 
 def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> None:
     mine.failure = AgentUnreachable("not yet")
     mine.save(1)
-    wait(lambda: mine.state().backup_problem != "", "tried")
+    wait(lambda: mine.state().backup_problem != "", "the sender has tried once")
     with (mine.here.shm / "checkpoint-0").open("r+b") as file:
         file.seek(2 * 4096 + 5000)
         file.write(b"\1")
     mine.failure = None
-    wait(lambda: "damaged in its own memory" in mine.state().backup_problem, "told")
+    wait(lambda: "damaged in its own memory" in mine.state().backup_problem, "the damage is reported")
     mine.save(2)
     wait(lambda: mine.state().backup_step == 2, "step 2")
     assert mine.peer.steps(0) == [2]
@@ -230,7 +236,7 @@ def test_a_rate_limit_slows_the_sender_but_not_the_rank() -> None:
                 file.commit(step)
                 time.sleep(0.005)
             saving = time.monotonic() - began
-        wait(lambda: mine.state().backup_step > 0, "one of them got through")
+        wait(lambda: mine.state().backup_step > 0, "one of the steps is backed up")
         taken = time.monotonic() - began
         assert taken > len(DATA) / 0.2e6 * 0.8
         assert saving < taken

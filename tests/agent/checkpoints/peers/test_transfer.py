@@ -1,4 +1,4 @@
-"""Slots on their way between two agents, over real sockets that break."""
+"""Slots are transferred between two agents over real sockets that break."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.agent.checkpoints.peers.sides import HOST, JOB, Network, offer, save,
 SIZES = st.integers(0, 300_000)
 BREAKS = st.lists(st.integers(0, 350_000), max_size=4)
 HELLO = 8 + 32 + 40
-"""About what goes before the first message."""
+"""The approximate number of bytes before the first message."""
 
 
 def send(path, header, wire, piece: int = 20_000, **more):  # type: ignore[no-untyped-def]
@@ -47,7 +47,7 @@ def test_a_backup_that_breaks_anywhere_ends_with_the_same_bytes(
             assert outcome.fate is Fate.KEPT
             break
         else:
-            raise AssertionError("one connection must have been whole")
+            raise AssertionError("one connection must have been without a break")
         assert peer.payload(0, 7) == mine.payload(0, 7, "checkpoint")
 
 
@@ -73,13 +73,15 @@ def test_what_came_is_not_sent_again() -> None:
         with pytest.raises((OSError, WireError)):
             send(mine.shm / "checkpoint-0", header, peer.connect(network))
         deadline = time.monotonic() + 10
-        while peer.port._connections and time.monotonic() < deadline:  # it still reads what came
+        while peer.port._connections and time.monotonic() < deadline:  # the peer still reads the bytes that arrived
             time.sleep(0.01)
         assert peer.steps(0) == [], "a part of a slot does not count"
         outcome = send(mine.shm / "checkpoint-0", header, peer.connect(network))
         assert outcome.fate is Fate.KEPT
         assert 400_000 <= outcome.bytes < 450_000
-        assert send(mine.shm / "checkpoint-0", header, peer.connect()).bytes == 0, "it is there already"
+        assert send(mine.shm / "checkpoint-0", header, peer.connect()).bytes == 0, (
+            "the peer already has the step, so nothing is sent"
+        )
 
 
 def test_a_newer_step_takes_the_place_of_a_part() -> None:
@@ -92,7 +94,7 @@ def test_a_newer_step_takes_the_place_of_a_part() -> None:
         second = save(path, 8, data[::-1])
         assert send(path, second, peer.connect()).fate is Fate.KEPT
         assert peer.payload(0, 8) == mine.payload(0, 8, "checkpoint")
-        assert send(path, first, peer.connect()).newest == 8, "older ones are refused"
+        assert send(path, first, peer.connect()).newest == 8, "a step that is older than the newest backup is refused"
 
 
 @pytest.mark.parametrize("where", [0.01, 0.5, 0.99])
@@ -104,7 +106,7 @@ def test_a_flipped_bit_on_the_wire_is_never_committed(where: float) -> None:
         with Network(peer.port.port, flip_at=HELLO + 2_000 + int(where * 490_000)) as network:
             try:
                 outcome = send(path, header, peer.connect(network, patience_s=1), piece=600_000)
-            except (OSError, WireError):  # the bit was in the length of a piece
+            except (OSError, WireError):  # the flipped bit was in the length of a piece
                 outcome = None
         assert outcome is None or (outcome.fate is Fate.REFUSED and "on its way" in outcome.reason)
         assert peer.steps(0) == []
@@ -157,7 +159,9 @@ def test_a_slot_that_the_rank_needs_is_given_up() -> None:
             buffer = memoryview(bytearray(1 << 16))
             assert put(wire, reader, header, offer(header), buffer=buffer).fate is Fate.GONE
             again = save(path, 8, bytes(100_000))
-            assert put(wire, reader, again, offer(again), buffer=buffer).fate is Fate.KEPT, "on the same connection"
+            assert put(wire, reader, again, offer(again), buffer=buffer).fate is Fate.KEPT, (
+                "the next step is sent on the same connection"
+            )
 
 
 def test_what_is_gone_cannot_be_fetched() -> None:
@@ -189,7 +193,7 @@ def test_who_does_not_know_the_token_gets_nothing() -> None:
             wire = connect(HOST, peer.port.port, job, token, patience_s=5)
             with pytest.raises((OSError, WireError)):
                 send(mine.shm / "checkpoint-0", header, wire)
-        assert list(peer.shm.iterdir()) == [], "nothing was made for them"
+        assert list(peer.shm.iterdir()) == [], "no file was made for clients without a token"
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff" * 70_000, b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(200)])

@@ -24,10 +24,12 @@ from everstep.model.machine import Machine as Named
 
 UNIT_NS = 10**8
 TICK = 5
-"""The interval, in units, at which watchers look and agents report."""
+"""The interval, in units, between two looks of a watcher and two reports of an agent."""
 MOST_ON_DISK = 5
-"""The largest number of steps on a disk besides the newest ``disk_keep`` steps: the settled step, the promised step,
-two open steps, and a step that is being written."""
+"""The largest number of steps on a disk besides the newest ``disk_keep`` steps.
+
+They are the settled step, the promised step, two open steps, and a step that is being written.
+"""
 
 
 class Machine:

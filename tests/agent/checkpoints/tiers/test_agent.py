@@ -1,4 +1,4 @@
-"""The lower tiers in a real agent with real ranks: they survive it, its memory, and the job."""
+"""The disk and remote tiers in a real agent with real ranks. Their copies outlive the agent, its memory and the job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ for step in range(resume + 1, 100_000):
 """
 
 LEAD = 100
-"""Steps, two seconds of them: the wanted step must still be ahead when the agent hears of it."""
+"""A number of steps that takes two seconds. The wanted step must still be ahead when the agent gets the request."""
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -70,7 +70,7 @@ async def launch(job: Job, generation: int = 1, resume_step: int = 0) -> None:
 
 
 async def on_disk(job: Job, *, verify: bool = False) -> dict[int, list[int]]:
-    """Rank → valid steps on disk."""
+    """Return rank → valid steps on disk."""
     reply = await job.agent.client.checkpoints(pb.CheckpointsRequest(job=job.name, verify=verify))
     return steps_of(list(reply.checkpoints))
 
@@ -84,7 +84,7 @@ def steps_of(held: list[pb.HeldCheckpoint]) -> dict[int, list[int]]:
 
 
 async def common_beyond(job: Job, step: int) -> int:
-    """Wait for a step on disk of both ranks; returns it."""
+    """Wait for a later step that both ranks have on disk. Returns the step."""
 
     def beyond(reply: pb.ProgressReply) -> bool:
         return len(reply.ranks) == job.ranks and all(rank.saved.disk_step > step for rank in reply.ranks)
@@ -133,9 +133,9 @@ async def test_later_steps_are_set_aside_when_a_job_goes_back(agent: RunningAgen
     step = await common_beyond(job, 0)
     await common_beyond(job, step)
     await job.stop()
-    job.path.with_name(f"{job.path.name}.hold").touch()  # it saves nothing of its own
+    job.path.with_name(f"{job.path.name}.hold").touch()  # the new generation saves nothing
     await launch(job, generation=2, resume_step=5)
     await job.stop(2)
     assert all(later <= 5 for later in (await on_disk(job))[0])
     folder = agent.state / "checkpoints" / job.name
-    await until(lambda: any(folder.glob("abandoned-g2-step-*")), "they stay beside")
+    await until(lambda: any(folder.glob("abandoned-g2-step-*")), "the later steps are kept under another name")

@@ -126,10 +126,10 @@ def test_a_step_is_requested_from_disks_that_never_write_the_same_step() -> None
 
     def takes() -> int:
         step = one.machines[1].writing
-        return 28 if step % 20 and step > 10 else 18  # units: 14 steps, or 9 steps
+        return 28 if step % 20 and step > 10 else 18  # units, which are 14 or 9 steps
 
     with job([always(60), takes]) as one:
         one.run(2 * 260)
         assert one.common == 0
         one.run(2 * 300)
-        assert one.asked and one.common >= one.asked[0][1], "a step was requested, and both disks got it"
+        assert one.asked and one.common >= one.asked[0][1], "a watcher requested a step, and both disks got it"

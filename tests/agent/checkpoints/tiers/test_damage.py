@@ -1,4 +1,4 @@
-"""Kills, full and read-only disks, cut and flipped files: what lists as valid is, and training is never touched."""
+"""Kills, full and read-only disks, cut and flipped files. What lists as valid is valid, and training continues."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_that_lists_as_valid_and_is
         ) as writer:
             assert writer.stdout
             shm = Path(writer.stdout.readline().strip())
-            wait_for(lambda: any(steps.glob("*/*.writing")), "it writes", 30)
+            wait_for(lambda: any(steps.glob("*/*.writing")), "a file is being written", 30)
             if number % 2:  # some are killed in the middle of their first file, others later
-                wait_for(partial(manifest_beside, steps, before), "it has written", 30)
+                wait_for(partial(manifest_beside, steps, before), "a manifest has been written", 30)
             time.sleep(moments.random() * 0.08)
             writer.send_signal(signal.SIGKILL)
         shutil.rmtree(shm)
@@ -85,11 +85,11 @@ def test_a_writer_killed_at_any_moment_leaves_nothing_that_lists_as_valid_and_is
                     assert machine.holds(one.rank, one.completed_steps), f"seed {seed}"
         finally:
             machine.close()
-    assert found, "nothing was ever written"
+    assert found, "at least one valid copy was written"
 
 
 class SmallDisk:
-    """A small file system; where nothing can be mounted, the calls that would fail on one fail instead."""
+    """A small file system. If nothing can be mounted, the calls that would fail on it are made to fail."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self._patch = folder, patch
@@ -143,7 +143,7 @@ def test_a_full_disk_is_said_with_numbers_and_used_again_once_there_is_room(smal
         machine.on_disk(10)
         small.fill()
         machine.save(20)
-        wait_for(lambda: "no room for rank-0.safetensors of 0.0 MB" in machine.problem(), "it is said")
+        wait_for(lambda: "no room for rank-0.safetensors of 0.0 MB" in machine.problem(), "the full disk is reported")
         assert "MB is free. Free space, keep fewer checkpoints (disk_keep)" in machine.problem()
         assert machine.problem().startswith("step 20 is not on disk: ")
         assert machine.steps() == {0: [10], 1: [10]}
@@ -151,7 +151,7 @@ def test_a_full_disk_is_said_with_numbers_and_used_again_once_there_is_room(smal
         small.mend()
         machine.save(30)
         machine.on_disk(30)
-        wait_for(lambda: machine.problem() == "", "it is over")
+        wait_for(lambda: machine.problem() == "", "the problem is over")
         assert machine.steps() == {0: [10, 30], 1: [10, 30]}
     finally:
         machine.close()
@@ -165,11 +165,16 @@ def test_a_read_only_disk_is_said_and_what_is_on_it_still_used(small: SmallDisk,
         machine.on_disk(10)
         small.read_only()
         machine.save(20)
-        wait_for(lambda: "cannot be written: Read-only file system" in machine.problem(), "it is said")
+        wait_for(
+            lambda: "cannot be written: Read-only file system" in machine.problem(), "the read-only disk is reported"
+        )
         machine.tiers.shut()
         machine.launch(generation=2, resume_step=10)
         machine.save(20)
-        wait_for(lambda: "cannot be written: Read-only file system" in machine.problem(), "it is said again")
+        wait_for(
+            lambda: "cannot be written: Read-only file system" in machine.problem(),
+            "the read-only disk is reported again",
+        )
         assert machine.steps() == {0: [10], 1: [10]}
         machine.lose_memory()
         machine.restore(1, 10)
@@ -260,7 +265,7 @@ def test_full_shared_memory_does_not_cost_the_copy_on_disk(machine: Machine, tmp
     machine.on_disk(10)
     folder = machine.place.state_dir / "checkpoints" / JOB / "step-000000010"
     if mounts.why_not(tmp_path):
-        pytest.fail("a small file system cannot be mounted here, and nothing else stands for a full /dev/shm")
+        pytest.fail("a small file system cannot be mounted here, and a full /dev/shm cannot be made in another way")
     with mounts.small(tmp_path / "shm", 1 << 16):
         slots = SlotFile(tmp_path / "shm" / "checkpoint-0", slots=3)
         with pytest.raises(CheckpointError, match="no room for a checkpoint file"), open_shard(folder, 0) as read:
@@ -275,9 +280,9 @@ def test_an_agent_that_dies_in_the_middle_of_a_write_begins_anew(tmp_path: Path)
         machine.launch()
         machine.save(10)
         folder = machine.place.state_dir / "checkpoints" / JOB / "step-000000010"
-        wait_for(lambda: any(folder.glob("*.writing")), "it writes")
+        wait_for(lambda: any(folder.glob("*.writing")), "a file is being written")
         dead = machine.tiers
-        machine.tiers = machine.made()  # the next agent finds the pin and the half file of one that was killed
+        machine.tiers = machine.made()  # the next agent finds the pin and the incomplete file of the killed agent
         machine.saved.clear()
         dead.shut()
         (folder / "rank-0.safetensors.0123abcd.writing").write_bytes(b"half")

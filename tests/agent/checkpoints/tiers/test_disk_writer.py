@@ -40,7 +40,7 @@ def test_due_steps_are_written_and_the_newest_steps_are_kept(machine_of: Callabl
         machine.save(step)
         if step % 10 == 0:
             machine.on_disk(step)
-    wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
+    wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps are deleted")
     assert all(pinned(machine, rank) == -1 for rank in (0, 1))
     assert machine.problem() == ""
     for one in machine.held(verify=True):
@@ -64,7 +64,7 @@ def test_a_step_is_written_when_the_last_rank_reaches_it(machine_of: Callable[..
     machine = machine_of()
     machine.launch()
     machine.save(9, 10, 11, ranks=(0,))
-    wait_for(lambda: machine.saved.of(0).disk_step == 10, "rank 0 does not wait for rank 1")
+    wait_for(lambda: machine.saved.of(0).disk_step == 10, "rank 0 is on disk, without waiting for rank 1")
     machine.save(9, ranks=(1,))
     assert machine.saved.of(1).disk_step == -1
     machine.save(10, ranks=(1,))
@@ -113,11 +113,13 @@ def test_if_a_rank_lost_the_due_step_only_this_step_is_missing(machine_of: Calla
     for step in range(9, 15):  # the save signal of rank 1 was lost
         machine.ranks[1].save(step)
     machine.save(15, ranks=(1,))
-    wait_for(lambda: "step 10 is not on disk: rank 1 overwrote it" in machine.problem(), "it is said")
+    wait_for(lambda: "step 10 is not on disk: rank 1 overwrote it" in machine.problem(), "the missing step is reported")
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.problem() == "", "it is over")
-    wait_for(lambda: machine.steps() == {0: [10, 20], 1: [20]}, "the half step stays beside")
+    wait_for(lambda: machine.problem() == "", "the problem is over")
+    wait_for(
+        lambda: machine.steps() == {0: [10, 20], 1: [20]}, "step 10 of rank 0 stays, although rank 1 has no step 10"
+    )
 
 
 def test_nothing_is_written_after_stop(machine_of: Callable[..., Machine]) -> None:
@@ -125,12 +127,12 @@ def test_nothing_is_written_after_stop(machine_of: Callable[..., Machine]) -> No
     machine.launch()
     machine.save(10)
     folder = machine.place.state_dir / "checkpoints" / JOB / "step-000000010"
-    wait_for(lambda: any(folder.glob("*.writing")), "it is being written")
+    wait_for(lambda: any(folder.glob("*.writing")), "step 10 is being written")
     machine.tiers.shut()
     seen = sorted(path.name for path in folder.iterdir() if path.suffix == ".json")
     assert all(pinned(machine, rank) == -1 for rank in (0, 1))
     machine.save(20)
-    wait_for(lambda: not any(folder.glob("*.writing")), "the rest is removed")
+    wait_for(lambda: not any(folder.glob("*.writing")), "the partial files are removed")
     assert sorted(path.name for path in folder.iterdir() if path.suffix == ".json") == seen
     assert 20 not in machine.steps().get(0, [])
 
@@ -173,7 +175,7 @@ def test_steps_of_an_earlier_run_of_the_name_are_not_used(machine_of: Callable[.
     jobs = machine.place.state_dir / "jobs" / JOB
     jobs.rename(jobs.with_name("gpt.previous"))  # as the agent does for a new job of this name
     machine.tiers = machine.made()
-    assert machine.steps() == {0: [10], 1: [10]}, "the files stay, and a job can start from them"
+    assert machine.steps() == {0: [10], 1: [10]}, "the files are kept, so that a job can start from them"
     machine.run = RUNS[1]
     machine.launch(generation=1, resume_step=0)
     assert machine.steps() == {}
@@ -199,11 +201,11 @@ def test_a_restarted_agent_continues(machine_of: Callable[..., Machine]) -> None
     assert (folder / "rank-0.json").stat().st_mtime_ns == written, "a file on disk is not written again"
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "one is kept")
+    wait_for(lambda: machine.steps() == {0: [20], 1: [20]}, "only the newest step is kept")
 
 
 def test_the_time_without_an_agent_is_not_taken_for_that_of_a_slow_disk(machine_of: Callable[..., Machine]) -> None:
-    """The agent was killed while it wrote step 10; training continued, and did not overwrite the pinned slots."""
+    """The agent was killed while it wrote step 10. Training continued, and did not overwrite the pinned slots."""
     machine = machine_of()
     machine.launch()
     machine.tiers.close()
@@ -232,12 +234,15 @@ def test_a_missing_folder_is_named_and_used_once_it_exists(machine_of: Callable[
     machine = machine_of(disk_path=str(missing))
     machine.launch()
     machine.save(10)
-    wait_for(lambda: f"{missing} does not exist on m1: make it, or mount it" in machine.problem(), "it is said")
+    wait_for(
+        lambda: f"{missing} does not exist on m1: make it, or mount it" in machine.problem(),
+        "the missing folder is reported",
+    )
     assert not missing.exists()
     missing.mkdir()
     machine.save(20)
     machine.on_disk(20)
-    wait_for(lambda: machine.problem() == "", "it is over")
+    wait_for(lambda: machine.problem() == "", "the problem is over")
     assert machine.steps(disk_path=str(missing)) == {0: [20], 1: [20]}
     machine.lose_memory()
     machine.restore(0, 20)
@@ -254,11 +259,11 @@ def test_the_newest_step_that_all_machines_have_is_kept(machine_of: Callable[...
     for step in (30, 40, 50):  # another machine's full disk gets none of these
         machine.save(step)
         machine.on_disk(step)
-    wait_for(lambda: machine.steps() == {0: [20, 40, 50], 1: [20, 40, 50]}, "all that is too old goes")
+    wait_for(lambda: machine.steps() == {0: [20, 40, 50], 1: [20, 40, 50]}, "steps that are too old are deleted")
     machine.persist(whole=50, settled=50, generation=1)
     machine.save(60)
     machine.on_disk(60)
-    wait_for(lambda: machine.steps() == {0: [50, 60], 1: [50, 60]}, "and so does that one")
+    wait_for(lambda: machine.steps() == {0: [50, 60], 1: [50, 60]}, "step 20 is deleted too")
 
 
 def test_a_slow_disk_gets_fewer_steps_and_this_is_reported(machine_of: Callable[..., Machine]) -> None:
@@ -266,13 +271,13 @@ def test_a_slow_disk_gets_fewer_steps_and_this_is_reported(machine_of: Callable[
     machine.launch()
     machine.save(2, 3, 4, 5, 6, 7, ranks=(0,))  # rank 0 is 5 steps ahead when rank 1 saves step 2
     machine.save(1, 2, ranks=(1,))
-    wait_for(lambda: "5 steps went by while step 2 was written" in machine.problem(), "it is said")
+    wait_for(lambda: "5 steps went by while step 2 was written" in machine.problem(), "the slow disk is reported")
     assert "Only every 8th step is written: set disk_every_steps to 8 or more" in machine.problem()
     machine.save(3, 4, 5, 6, 7, ranks=(1,))
     assert machine.saved.of(0).disk_step == machine.saved.of(1).disk_step == 2
     machine.save(8)
     machine.on_disk(8)
-    wait_for(lambda: machine.problem() == "", "it keeps up")
+    wait_for(lambda: machine.problem() == "", "the disk keeps up again")
     assert machine.steps() == {0: [2, 8], 1: [2, 8]}
 
 

@@ -1,6 +1,6 @@
-"""Storage that hangs, under a real agent: it is said, at once and for each place, and holds up no command.
+"""Storage that hangs, with a real agent. Each such location is reported at once, and delays no command.
 
-A manifest that is a FIFO nobody writes to hangs whoever opens it, as a file on a dead share does.
+The manifest is a FIFO without a writer. Opening it hangs, like opening a file on a share whose server is away.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
 
 
 def hang(root: Path, job: Job, step: int = 5) -> Path:
-    """Let every look at the job's folder hang; returns what ``let_go`` takes."""
+    """Make every look at the job's folder hang. Returns the path for ``let_go``."""
     folder = root / job.name / f"step-{step:09d}"
     folder.mkdir(parents=True)
     os.mkfifo(folder / "rank-0.json")
@@ -38,8 +38,8 @@ def hang(root: Path, job: Job, step: int = 5) -> Path:
 
 
 def let_go(fifo: Path) -> None:
-    """The storage answers again: there is no such step."""
-    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # whoever waits at it goes on …
+    """Let the storage answer again. It has no such step then."""
+    descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # a process that waits for a writer continues …
     fifo.unlink()
     fifo.parent.rmdir()
     os.close(descriptor)  # … and reads an empty file
@@ -76,7 +76,7 @@ async def test_a_disk_that_hangs_is_unknown_to_a_stop_and_memory_is_told(job: Jo
     assert reply.disk_asked == 7
 
     after = await job.agent.client.checkpoints(pb.CheckpointsRequest(job=job.name, disk_path=str(tmp_path)))
-    assert DISK not in unlisted(list(after.checkpoints)), "it answers again"
+    assert DISK not in unlisted(list(after.checkpoints)), "the disk answers again, so it is listed"
 
 
 async def test_what_hangs_hides_no_other_place_and_holds_up_no_command(job: Job, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_what_hangs_hides_no_other_place_and_holds_up_no_command(job: Job,
     request = pb.CheckpointsRequest(job=job.name, disk_path=str(disk), remote_url=f"file://{remote}", patience_s=0.2)
     fifo = hang(remote, job)
     try:
-        for _ in range(40):  # more than the event loop has threads
+        for _ in range(40):  # this is more than the number of threads of the event loop
             told = unlisted(list((await job.agent.client.checkpoints(request)).checkpoints))
             assert told.keys() == {REMOTE}
         await launch(job, disk)
@@ -102,7 +102,7 @@ async def test_a_disk_path_that_is_not_there_is_unknown_to_a_stop(job: Job, tmp_
     await launch(job, gone)
     await saved(job)
     mark = gone / job.name / "machines" / "m1"
-    await until(mark.exists, "the agent's thread for the disk has left its mark")
+    await until(mark.exists, "the agent's thread for the disk has written its mark")
     mark.unlink()
     (gone / job.name / "machines").rmdir()
     (gone / job.name).rmdir()

@@ -99,7 +99,7 @@ def test_a_disk_that_hangs_is_reported_and_opened_later(monkeypatch: pytest.Monk
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
+        assert time.monotonic() < deadline, "a problem that is over must not be reported any more"
         time.sleep(0.005)
     found.shut()
     assert tiers.calls == ["open 1", "shut"]
@@ -142,7 +142,7 @@ def test_an_open_that_failed_for_lack_of_room_is_repeated(monkeypatch: pytest.Mo
     until(tiers, ["open 1"])
     deadline = time.monotonic() + 20
     while saved.of(1).disk_problem:
-        assert time.monotonic() < deadline, "a problem that is over is not reported any more"
+        assert time.monotonic() < deadline, "a problem that is over must not be reported any more"
         time.sleep(0.005)
     found.on_saved(0, HEADER)
     found.shut()
@@ -153,5 +153,5 @@ def test_an_open_that_failed_for_lack_of_room_is_repeated(monkeypatch: pytest.Mo
     found.shut()
     tiers.failure = None
     found.open(launch(3))
-    assert tiers.calls[3:] == ["open 3"], "a launch that was stopped meanwhile is not opened later"
+    assert tiers.calls[3:] == ["open 3"], "generation 2 was stopped before there was room, so it is never opened"
     found.shut()

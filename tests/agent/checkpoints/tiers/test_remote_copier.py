@@ -1,4 +1,4 @@
-"""The remote tier: copies follow the disk, survive failures, and give a state back to machines that lost theirs."""
+"""The remote tier: copies are made from the disk, survive failures, and restore machines that lost their state."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ def test_what_is_whole_on_disk_follows_to_remote_and_the_last_are_kept(pair: lis
     def steps() -> set[str]:
         return {name.partition("/")[0] for name in folder.sizes()}
 
-    # The machine of rank 0 deletes when it has copied; the other's last step may not be whole then.
-    wait_for(lambda: steps() <= {"step-000000020", "step-000000030", "step-000000040"}, "old steps go")
+    # The machine of rank 0 deletes old steps after its own copy. The other machine's last step may be incomplete then.
+    wait_for(lambda: steps() <= {"step-000000020", "step-000000030", "step-000000040"}, "old steps are deleted")
     assert {"step-000000030", "step-000000040"} <= steps()
     remote_ones = [one for one in pair[1].held(remote_url=url, verify=True) if one.tier == REMOTE]
     assert {one.rank for one in remote_ones if one.completed_steps == 40 and one.valid} == {0, 1, 2, 3}
     assert all(one.place.startswith(f"{url}/{JOB}/step-") for one in remote_ones)
-    assert not [one for one in pair[1].held() if one.tier == REMOTE], "it is listed where it is asked for only"
+    assert not [one for one in pair[1].held() if one.tier == REMOTE], (
+        "remote storage is listed only if the request names it"
+    )
 
 
 def test_a_machine_that_lost_memory_and_disk_restores_from_remote(pair: list[Machine]) -> None:
@@ -80,7 +82,7 @@ def test_a_machine_that_lost_memory_and_disk_restores_from_remote(pair: list[Mac
 
 
 class Fetching(Machine):
-    """Gets tensors from the own slots of another machine of this process."""
+    """A machine that gets tensors from the slots of another machine in this process."""
 
     source: Machine
     asked: list[tuple[str, int, int]]
@@ -104,7 +106,9 @@ def test_equal_tensors_come_from_the_rank_that_read_them(
         machine.launch()
     both(pair, 10)
     digests = {one.rank: one.digest for one in pair[0].held(remote_url=url) if one.tier == REMOTE}
-    assert len(set(digests.values())) == 1, "weights are alike; the 10 kB that differ are below the limit"
+    assert len(set(digests.values())) == 1, (
+        "weights are equal on all ranks, and the 10 kB that differ are too small to count"
+    )
     taken: list[tuple[int, int]] = []
     ranges = RemoteFolder.ranges
 
@@ -157,11 +161,11 @@ def test_a_failure_is_said_and_tried_again(
     machine.launch()
     machine.save(10)
     machine.on_disk(10)
-    wait_for(lambda: f"remote storage {url} fails: " in machine.problem(), "it is said")
+    wait_for(lambda: f"remote storage {url} fails: " in machine.problem(), "the failure is reported")
     assert machine.saved.of(0).remote_step == -1
     (tmp_path / "remote").unlink()
     machine.on_remote(10)
-    wait_for(lambda: machine.problem() == "", "it is over")
+    wait_for(lambda: machine.problem() == "", "the problem is over")
 
 
 def test_a_driver_that_is_missing_is_named(machine: Machine, tmp_path: Path) -> None:
@@ -169,11 +173,16 @@ def test_a_driver_that_is_missing_is_named(machine: Machine, tmp_path: Path) -> 
     machine.launch()
     machine.save(10)
     machine.on_disk(10)
-    wait_for(lambda: "needs a driver that is not installed where it is used" in machine.problem(), "it is said")
+    wait_for(
+        lambda: "needs a driver that is not installed where it is used" in machine.problem(),
+        "the missing driver is reported",
+    )
     found = [one for one in machine.held(remote_url="s3://runs") if one.tier == REMOTE]
     assert [(one.valid, one.completed_steps) for one in found] == [(False, -1)]
     assert re.search("s3://runs cannot be listed: .*Install s3fs", found[0].reason)
-    assert machine.steps(remote_url="s3://runs") == {0: [10], 1: [10]}, "what is on disk is listed all the same"
+    assert machine.steps(remote_url="s3://runs") == {0: [10], 1: [10]}, (
+        "copies on disk are listed in spite of the missing driver"
+    )
     with pytest.raises(ConfigError, match="Install s3fs"):
         machine.restore(0, 10, REMOTE)
 
@@ -232,8 +241,11 @@ def test_later_steps_there_are_set_aside_and_copied_anew(machine: Machine, tmp_p
     machine.tiers.shut()
     machine.launch(generation=2, resume_step=10)
     folder = tmp_path / "remote" / JOB / "step-000000020"
-    wait_for(lambda: not (folder / "rank-0.json").exists() and not (folder / "rank-1.json").exists(), "set aside")
-    wait_for(lambda: machine.saved.of(0).remote_step == 10, "and not counted")
+    wait_for(
+        lambda: not (folder / "rank-0.json").exists() and not (folder / "rank-1.json").exists(),
+        "the later steps are set aside",
+    )
+    wait_for(lambda: machine.saved.of(0).remote_step == 10, "the later steps are not counted any more")
     assert {one.completed_steps for one in machine.held(remote_url=url) if one.tier == REMOTE} == {10}
     machine.save(20)
     machine.on_remote(20)
@@ -270,7 +282,7 @@ def test_a_copy_under_way_is_given_up_when_the_job_ends(
     machine.launch()
     machine.save(10)
     folder = tmp_path / "remote" / JOB / "step-000000010"
-    wait_for(lambda: folder.exists() and any(folder.iterdir()), "it is being copied")
+    wait_for(lambda: folder.exists() and any(folder.iterdir()), "the step is being copied")
     machine.tiers.close()
     assert not list(folder.glob("*.part"))
-    assert machine.steps() == {0: [10], 1: [10]}, "what is on disk stays"
+    assert machine.steps() == {0: [10], 1: [10]}, "the copies on disk are kept"

@@ -18,7 +18,7 @@ from everstep.errors import ConfigError, CopyInterrupted
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]
-    """An object store: it cannot move objects, and an object appears only when it is complete."""
+    """An object store. It cannot move objects, and an object appears only when it is complete."""
 
     protocol = "bucket"
     store: dict[str, object] = {}  # noqa: RUF012 - as the base class has it
@@ -28,10 +28,10 @@ class Bucket(MemoryFileSystem):  # type: ignore[misc]
         raise AssertionError("an object store copies the data when it is asked to move")
 
     def makedirs(self, *_: object, **__: object) -> None:
-        raise AssertionError("an object store makes a bucket, of a mistyped name too")
+        raise AssertionError("an object store would make a bucket even if its name is mistyped")
 
     def put_file(self, lpath: str, rpath: str, callback: Callback, **_: object) -> None:
-        """Write an object in parts; it exists after the last part."""
+        """Write an object in parts. It exists only after the last part."""
         data = b""
         with Path(lpath).open("rb") as file:
             while part := file.read(8 << 20):

@@ -1,4 +1,4 @@
-"""What a machine notes of its disk, once the job has ended there."""
+"""The notes of a machine about its disk, after the job has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_writer_that_ends_after_its_job_brings_back_no_folder(tmp_path: Path) 
     assert (shm / NAME).exists()
     retention.close()
     shutil.rmtree(shm)
-    retention.wrote(4)  # a thread that was not waited for
+    retention.wrote(4)  # a thread that is still writing calls this after the close
     retention.passed(5)
     assert not shm.exists()
     retention.open(LAUNCH, [3])

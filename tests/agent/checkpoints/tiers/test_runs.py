@@ -95,14 +95,14 @@ def test_an_older_run_neither_lists_nor_renames_files_of_a_newer_run(machine: Ma
 
 
 def test_the_folder_with_the_chosen_save_is_read(machine: Machine, tmp_path: Path) -> None:
-    """The job's ``disk_path`` was changed between the runs, and both runs left a copy of the same step."""
+    """The job's ``disk_path`` was changed between two runs. Both runs left a copy of the same step."""
     (chosen,) = (one for one in machine.held() if one.rank == 0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     machine.options.disk_path = str(elsewhere)
     turn_to(machine, SECOND)
     machine.size += 64
-    machine.launch(generation=1, resume_step=10)  # the same step and generation, but another size
+    machine.launch(generation=1, resume_step=10)  # the step and the generation are the same, but the size differs
     machine.save(10)
     machine.on_disk(10)
     wait_for((elsewhere / JOB / "step-000000010" / "rank-0.json").exists, "the other save is written")

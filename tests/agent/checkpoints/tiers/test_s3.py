@@ -1,4 +1,4 @@
-"""The remote tier against a server that speaks S3; ``make s3`` runs it in an environment that has one."""
+"""The remote tier with a server that speaks S3. ``make s3`` runs this test in an environment that has such a server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ URL = "s3://bucket/runs"
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty bucket on a server of its own."""
+    """An empty bucket on a separate server."""
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
     address = f"http://{host}:{port}"
-    urlopen(Request(f"{address}/moto-api/reset", method="POST")).close()  # its state is the process's
+    urlopen(
+        Request(f"{address}/moto-api/reset", method="POST")
+    ).close()  # the server's state lives as long as the process
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -83,7 +85,7 @@ def test_an_abandoned_future_is_set_aside_and_copied_anew(pair: list[Machine]) -
         machine.on_remote(step)
     machine.tiers.shut()
     machine.launch(generation=2, resume_step=10)
-    wait_for(lambda: machine.saved.of(0).remote_step == 10, "and not counted")
+    wait_for(lambda: machine.saved.of(0).remote_step == 10, "the later steps are not counted any more")
     names = RemoteFolder(URL, JOB).sizes()
     assert "step-000000020/rank-0.json.abandoned-g2" in names
     assert "step-000000020/rank-0.json" not in names

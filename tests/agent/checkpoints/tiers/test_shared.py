@@ -33,7 +33,7 @@ def test_each_machine_writes_its_own_ranks_and_lists_all_ranks(machines: list[Ma
             machine.on_disk(step)
     for machine in machines:
         assert machine.steps(verify=True) == {rank: [10, 20] for rank in range(4)}
-    machines[0].restore(3, 20)  # as if rank 3 moved to this machine
+    machines[0].restore(3, 20)  # as if rank 3 had moved to this machine
     assert machines[0].holds(3, 20)
 
 
@@ -46,14 +46,16 @@ def test_a_step_is_kept_until_the_other_machine_has_a_newer_one(machines: list[M
     for step in (20, 30, 40, 50):
         ahead.save(step)
         ahead.on_disk(step)
-    left = [10, 20, 40, 50]  # 10 is complete, 40 and 50 are the newest; the other machine may write 20
-    wait_for(lambda: ahead.steps() == {0: left, 1: left, 2: [10], 3: [10]}, "what is neither goes")
+    left = [10, 20, 40, 50]  # 10 is complete, 40 and 50 are the newest, and the other machine may write 20
+    wait_for(lambda: ahead.steps() == {0: left, 1: left, 2: [10], 3: [10]}, "all other steps are deleted")
     for step in (40, 50):
         behind.save(step)
         behind.on_disk(step)
     ahead.save(60)
     ahead.on_disk(60)
-    wait_for(lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps go")
+    wait_for(
+        lambda: behind.steps() == {0: [40, 50, 60], 1: [40, 50, 60], 2: [40, 50], 3: [40, 50]}, "old steps are deleted"
+    )
 
 
 def test_a_renamed_machine_does_not_wait_for_its_old_name(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_a_renamed_machine_does_not_wait_for_its_old_name(tmp_path: Path) -> Non
         for step in (20, 30, 40):
             machine.save(step)
             machine.on_disk(step)
-        wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps go")
+        wait_for(lambda: machine.steps() == {0: [30, 40], 1: [30, 40]}, "old steps are deleted")
 
 
 def test_only_the_first_machine_of_a_launch_renames_later_steps(machines: list[Machine]) -> None:

@@ -1,4 +1,4 @@
-"""Looking at storage before a job starts: what will not get better by itself is named, and nothing is left behind."""
+"""Storage is checked before a job starts. Only problems that do not pass by themselves are named. No file is left."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.agent.agents import running_agent
 
 
 class NoCredentialsError(Exception):
-    """As drivers name it."""
+    """An error with the name that drivers use."""
 
 
 class Closed(MemoryFileSystem):  # type: ignore[misc]
-    """A bucket that fails as it is told to."""
+    """A bucket that fails with a chosen error."""
 
     protocol = "closed"
     error: Exception = OSError()
@@ -130,6 +130,8 @@ def test_a_share_whose_server_is_away_is_not_judged(
 
 
 def test_on_object_storage_a_right_to_the_job_s_own_names_suffices() -> None:
+    """Credentials may be limited to the names of one job."""
+
     class Strict(MemoryFileSystem):  # type: ignore[misc]
         protocol = "strict"
 
@@ -144,6 +146,6 @@ def test_on_object_storage_a_right_to_the_job_s_own_names_suffices() -> None:
 
 
 def test_machines_with_the_same_problem_say_the_same(tmp_path: Path) -> None:
-    """Else a person is told it as often as there are machines."""
+    """Otherwise a person would get the same problem as often as there are machines."""
     said = {remote_problem(f"file://{tmp_path}/none", "gpt") for _ in range(3)}
     assert len(said) == 1

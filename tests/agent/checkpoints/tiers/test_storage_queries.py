@@ -36,7 +36,7 @@ def test_storage_that_hangs_blocks_one_thread_for_any_number_of_queries() -> Non
     assert len(begun) == 1
     hang.set()
 
-    # The hanging query began before this one and may miss later changes, so there is a second query.
+    # The hanging query began earlier and may miss later changes. So a second query is made.
     assert queries.ask({"nfs": work}, 30)["nfs"] == "look 2"
     assert len(begun) == 2
 

@@ -1,4 +1,4 @@
-"""Ranks of a job that save by themselves, and the tiers below their memory: no agent, no torch."""
+"""Ranks of a job that save by themselves, and the tiers below their memory. There is no agent and no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everstep.slots.reader import held
 from everstep.slots.tensor_table import TensorSpec, pack_table
 
 RUNS = ("20261121-193158.042-0197f3a2", "20261121-200000.000-0297f3a2")
-"""Ids of a run of the job, and of a later one."""
+"""The ids of a run of the job and of a later run."""
 JOB = "gpt"
 DISK, REMOTE = pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE
 
@@ -28,18 +28,18 @@ DISK, REMOTE = pb.HeldCheckpoint.DISK, pb.HeldCheckpoint.REMOTE
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s this is still not true: {what}"
         time.sleep(0.005)
 
 
 def contents(rank: int, step: int, size: int, *, shared: int = 0) -> bytes:
-    """The tensors of a rank: ``shared`` bytes that are alike for all ranks, then its own."""
+    """Return the tensors of a rank: ``shared`` bytes that are equal on all ranks, and then the rank's own bytes."""
     alike = random.Random(f"all {step}").randbytes(shared)
     return alike + random.Random(f"{rank} {step}").randbytes(size - shared)
 
 
 class Rank:
-    """The side of a rank: a file with slots."""
+    """The part of a rank: it has a file with slots."""
 
     def __init__(
         self, shm: Path, rank: int, *, size: int, generation: int = 1, slots: int = 3, shared: int = 0
@@ -87,7 +87,7 @@ class Machine:
         self.generation = 1
 
     def made(self) -> JobTiers:
-        """The tiers as a fresh agent makes them; what they fetch comes from ``fetched``."""
+        """Return the tiers as a new agent makes them. They fetch copies with ``fetched``."""
         return JobTiers(self.place, self.fetched)
 
     def fetched(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
@@ -127,7 +127,7 @@ class Machine:
         self.tiers.persist(pb.PersistRequest(job=JOB, step=step, **{"generation": self.generation, **told}))
 
     def on_disk(self, step: int) -> None:
-        """Wait until a step is there for all ranks of this machine."""
+        """Wait until a step is on disk for all ranks of this machine."""
         wait_for(lambda: all(self.saved.of(rank).disk_step >= step for rank in self.ranks_here), f"step {step} on disk")
 
     def on_remote(self, step: int) -> None:
@@ -142,7 +142,7 @@ class Machine:
         return self.tiers.held(pb.CheckpointsRequest(job=JOB, **request))
 
     def steps(self, **request: Any) -> dict[int, list[int]]:
-        """Rank → steps of which there are valid copies."""
+        """Return rank → steps with valid copies."""
         found: dict[int, list[int]] = {}
         for one in self.held(**request):
             if one.valid:
@@ -154,7 +154,7 @@ class Machine:
         return self.tiers.restore(shard, self.options, 9)
 
     def holds(self, rank: int, step: int) -> bool:
-        """Whether the own slot of a rank has exactly what was saved."""
+        """Return whether the own slot of a rank has exactly what the rank saved."""
         path = self.shm / f"checkpoint-{rank}"
         if not any(one.valid and one.completed_steps == step for one in held(path)):
             return False

@@ -1,4 +1,4 @@
-"""What ``dcgmi diag -j`` prints, made after DCGM's own schema."""
+"""Makes the output of ``dcgmi diag -j``, after DCGM's own schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def report(*results: dict[str, Any], name: str = "memory", root: str = "DCGM Diagnostic") -> str:
-    """As DCGM 4 prints it, with the lines that come before and after the JSON."""
+    """Return a report as DCGM 4 prints it, with the lines that come before and after the JSON."""
     test = {"name": name, "results": list(results), "test_summary": {"status": "Pass"}}
     body = {root: {"test_categories": [{"category": "Hardware", "tests": [test]}]}, "metadata": {"version": "4.6.0"}}
     return f"Warning: something\n{json.dumps(body)}\nSuccessfully ran diagnostic for group.\n"

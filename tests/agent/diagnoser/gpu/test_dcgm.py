@@ -1,4 +1,4 @@
-"""The diagnostic tests that run ``dcgmi``. Here it is a program that prints recorded output and sets clocks."""
+"""The diagnostic tests that run ``dcgmi``. Here it is a program that prints recorded output and changes clocks."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def diagnosing(folder: Path) -> tuple[Diagnoser, asyncio.Task[None]]:
 async def test_clocks_are_set_back_after_a_diagnostic_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, it is killed because ranks are to be launched."""
+    """Here it is killed because ranks are launched."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     diagnoser, following = await diagnosing(tmp_path)
     await diagnoser.end("ranks are launched")

@@ -1,4 +1,4 @@
-"""What ``dcgmi diag -j`` says, read right: severities decide, and what was not tested is unknown."""
+"""The output of ``dcgmi diag -j`` is read correctly: severities decide, and untested parts are unknown."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def test_gpus_that_pass() -> None:
 @pytest.mark.parametrize("severity", list(Severity))
 @pytest.mark.parametrize("code", [0, 205])
 def test_a_failure_has_its_severity_for_a_warning_is_printed_as_one_too(severity: Severity, code: int) -> None:
+    """DCGM prints a warning as a failure, too. Only the severity distinguishes them."""
     [failure] = parsed(report(gpu(0, "Pass"), gpu(3, "Fail", warning(severity))), code).failures
     assert (failure.part, failure.severity, failure.error) == ("GPU 3", severity, 52)
 

@@ -1,4 +1,4 @@
-"""The disk test: what is read is what was written, no disk is filled, and nothing is left."""
+"""The disk test reads what it has written, fills no disk, and leaves no file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_disk_that_works_is_measured_and_nothing_is_left(tmp_path: Path) -> No
 
 def test_a_block_that_comes_back_changed_names_the_disk(tmp_path: Path) -> None:
     class BadDisk(DiskTest):
-        """One bit of the second block is another one."""
+        """A disk on which one bit of the second block is wrong."""
 
         def read(self, buffer: mmap.mmap, index: int) -> bytes:
             return bytes([buffer[0] ^ index]) + buffer[1:]

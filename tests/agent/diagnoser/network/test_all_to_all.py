@@ -1,4 +1,4 @@
-"""What the programs of nccl-tests print."""
+"""The output of the programs of nccl-tests."""
 
 from __future__ import annotations
 

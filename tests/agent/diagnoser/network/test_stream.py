@@ -1,4 +1,4 @@
-"""Bytes over TCP: each block that is not as it was sent is counted."""
+"""Bytes over TCP. Each block that differs from the sent block is counted."""
 
 from __future__ import annotations
 

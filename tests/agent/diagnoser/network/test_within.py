@@ -68,5 +68,5 @@ def test_the_machine_sends_itself_bytes(forked: Run) -> None:
 
     assert found.verdict is Health.HEALTHY
     blocks = found.measures["verified_bytes"] / (1 << 20)
-    assert 2 <= blocks <= 2 * 3, "complete blocks, and at most two rounds"
+    assert 2 <= blocks <= 2 * 3, "only complete blocks count, and there are at most two rounds"
     assert found.measures["bytes_per_second"] > 0

@@ -1,4 +1,4 @@
-"""Digests of what the reference model computed."""
+"""Digests of the results of the reference model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_step_has_the_bits_of_the_class_which_agents_of_earlier_releases_hav
 
 
 def test_nothing_of_it_imports_the_compiler() -> None:
-    """It takes seconds of CPU, of every rank of every machine that is tested."""
+    """The import of torch's compiler takes seconds of CPU, on every rank of every tested machine."""
     program = """
 import sys
 from agent.diagnoser.ranks import OWN, Meeting, listening, run_ranks

@@ -1,4 +1,4 @@
-"""What every reader of GPUs does, the real one and the fake one, both in the process that reads."""
+"""What every reader of GPUs must do: the real one and the fake one, both in the reading process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def process() -> Iterator[list[GpuProcess]]:
 
 
 def holds(process: GpuProcess) -> GpusReading:
-    """The contract, of GPUs that are there."""
+    """Check the contract with GPUs that are present."""
     first, second = (process.read(PATIENCE_S, PATIENCE_S) for _ in range(2))
     assert first.trouble is None
     assert first.driver
@@ -63,11 +63,11 @@ def holds(process: GpuProcess) -> GpusReading:
 def test_fake_gpus(fake: Path, process: list[GpuProcess]) -> None:
     process.append(GpuProcess(["--fake", str(fake)]))
     reading = holds(process[0])
-    assert reading == FakeReader(fake).read(), "the way through the process changes nothing"
+    assert reading == FakeReader(fake).read(), "the reading process does not change the reading"
 
 
 def test_real_gpus(process: list[GpuProcess]) -> None:
-    """On a machine with GPUs this is the real thing, whole."""
+    """On a machine with GPUs, this reads real GPUs through all layers."""
     process.append(GpuProcess())
     reading = process[0].read(PATIENCE_S, PATIENCE_S)
     if reading.trouble in NO_GPU or not (reading.gpus or reading.trouble):

@@ -1,4 +1,4 @@
-"""The fake GPUs: the description, and what is said of a wrong one."""
+"""The description of fake GPUs, and the errors about a wrong description."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_faults_are_what_the_driver_would_say(tmp_path: Path) -> None:
         GpuTrouble.RESET_REQUIRED,
         GpuTrouble.DENIED,
     ]
-    assert [gpu.index for gpu in reading.gpus] == [0, 1, 2, 3], "the driver numbers those that it shows"
+    assert [gpu.index for gpu in reading.gpus] == [0, 1, 2, 3], "the driver numbers the GPUs that it shows from 0"
     assert len(reading.on_bus) == 5
 
 

@@ -1,4 +1,4 @@
-"""The inspection of fake GPUs over several looks, restarts of the agent and reboots, also with the reading process."""
+"""Inspections of fake GPUs over several looks, restarts and reboots. Some tests use the real reading process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Machine:
         self.inspection = GpuInspection(self.site, GpuLimits(consecutive=1), {}, same_boot=True)
 
     def inspect(self, *gpus: dict[str, Any], **described: Any) -> list[Finding]:
-        """Return the findings 10 s later, if the machine then has these GPUs."""
+        """Let 10 s pass, give the machine these GPUs, and return the findings."""
         self.path.write_text(json.dumps({"gpus": list(gpus)} | described))
         self.now_ns += 10 * SECOND_NS
         return self.inspection.inspect().findings
@@ -54,7 +54,7 @@ class Machine:
 
 
 class Direct:
-    """Replaces the reading process: the same reader runs in this process."""
+    """Replaces the reading process. The same reader runs in this process instead."""
 
     pid = 0
 
@@ -125,7 +125,7 @@ def test_a_lost_gpu_that_was_never_readable_gets_the_only_unused_address(machine
     assert said(machine.inspect(OK, {"lost": True}, OK)) == {("gpu-lost", "GPU 0000:02:00", Health.FAULTY)}
     machine.inspection.kept.clear()
     found = machine.inspect(OK, {"lost": True}, {"lost": True})
-    assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "the PCI addresses of two lost GPUs cannot be told apart"
+    assert {one.item for one in found} == {"GPU 1", "GPU 2"}, "it is unknown which lost GPU has which PCI address"
 
 
 def test_several_lost_gpus_keep_their_names(machine: Machine) -> None:
@@ -136,7 +136,10 @@ def test_several_lost_gpus_keep_their_names(machine: Machine) -> None:
 
 
 def test_a_lost_gpu_does_not_get_the_name_of_another_gpu(machine: Machine) -> None:
-    """If a GPU is missing, the driver numbers the others again: number 0 now has the address that number 1 had."""
+    """If a GPU is missing, the driver gives the others new numbers.
+
+    Here number 0 then has the address that number 1 had before.
+    """
     machine.inspect(OK, OK, OK)
     found = {one.reason: one.item for one in machine.inspect({"missing": True}, OK, {"lost": True})}
     assert found == {"gpu-lost": "GPU 1", "gpu-count": ""}
@@ -197,22 +200,22 @@ def test_a_driver_that_does_not_answer_is_first_unknown_and_then_faulty(whole: M
     assert said(found) == {
         ("gpu-driver-hangs", "", Health.UNKNOWN),
         ("gpu-hot", "GPU 0000:01:00", Health.FAULTY),
-    }, "a finding is not over only because the GPUs cannot be read"
+    }, "a known finding stays while the GPUs cannot be read"
     found = whole.inspect(HOT, hang_s=1000)
     assert ("gpu-driver-hangs", "", Health.FAULTY) in said(found)
-    assert not any(one.sure for one in found), "a process that SIGKILL can end did not wait in the driver"
+    assert not any(one.sure for one in found), "SIGKILL could end the reading process, so it did not wait in the driver"
     whole.inspection.limits = GpuLimits()
     assert whole.inspect(OK) == []
     whole.inspection.limits = GpuLimits(answer_s=0.05, start_s=0.1)
     assert said(whole.inspect(OK, hang_s=1000)) == {("gpu-driver-hangs", "", Health.UNKNOWN)}, (
-        "the count of silent looks began again"
+        "after a good look, silent looks are counted from 1 again"
     )
 
 
 def test_an_unkillable_reading_process_is_a_sure_fault_and_is_not_replaced(
     whole: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later agent starts no second process either."""
+    """A later agent does not start a second process either."""
     whole.inspect(OK)
     pid = whole.inspection._process.pid
 
@@ -257,7 +260,7 @@ def test_a_driver_that_does_not_answer_while_ranks_end_is_busy(
         verdicts.append((found.verdict, found.sure))
     busy = round(TEARDOWN_S / 10) if is_ending else 0
     assert verdicts[: busy + 1] == [(Health.UNKNOWN, False)] * (busy + 1)
-    assert verdicts[busy + 1] == (Health.FAULTY, False), "ranks that do not end do not hide a driver that hangs"
+    assert verdicts[busy + 1] == (Health.FAULTY, False), "a driver that hangs is found although ranks are still ending"
     assert verdicts[-1] == (Health.FAULTY, True)
 
 
@@ -266,7 +269,9 @@ def test_a_missing_gpu_that_was_never_seen_may_belong_to_another_tenant(machine:
     assert (found.reason, found.verdict, found.sure) == ("gpu-count", Health.UNKNOWN, False)
     machine.restart(gpus=2)
     (found,) = machine.inspect(OK, {"missing": True})
-    assert (found.verdict, found.sure) == (Health.FAULTY, True), "the settings say that it is for jobs"
+    assert (found.verdict, found.sure) == (Health.FAULTY, True), (
+        "the settings expect two GPUs for jobs, so the missing one is a fault"
+    )
 
 
 def test_a_gpu_is_noted_as_healthy_if_its_driver_requests_no_recovery(machine: Machine) -> None:
@@ -316,7 +321,7 @@ def test_all_gpus_gone_from_the_bus_are_missing(
 def test_gpus_that_the_agent_may_not_use_do_not_count(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container has no access to the machine's GPUs; that is a fault only if the settings expect GPUs."""
+    """A container may have no access to the machine's GPUs. That is a fault only if the settings expect GPUs."""
     reading = GpusReading(GpuTrouble.LIBRARY_MISSING, "no library")
     monkeypatch.setattr(pci, "worth_reading", lambda *_: True)
     monkeypatch.setattr(Direct, "read", lambda *_: reading)

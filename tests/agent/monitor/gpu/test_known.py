@@ -1,4 +1,4 @@
-"""What is known from look to look: laws of counters, over restarts of the agent."""
+"""What is known from earlier looks: laws of counters, over restarts of the agent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_counter_rises_by_what_it_rose_since_the_last_look_that_saw_it(counts:
 @settings(max_examples=60)
 @given(some.lists(some.one_of(some.none(), some.booleans()), max_size=12))
 def test_looks_in_a_row(seen: list[bool | None]) -> None:
-    """Those that say nothing neither break a row nor lengthen it."""
+    """Looks without a value neither end a row nor make it longer."""
     known = GpuKnown({})
     for number, so in enumerate(seen):
         known = restarted(known)

@@ -1,4 +1,4 @@
-"""The real reader of NVML, without a driver and with a fake library's answers."""
+"""The real reader of NVML. It runs once without a driver, and otherwise with the answers of a fake library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gives(value: Any) -> Answer:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A fake NVML with one GPU; it supports only what a test adds."""
+    """A fake NVML with one GPU. It supports only what a test adds."""
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda name: raises(pynvml.NVML_ERROR_NOT_SUPPORTED))
 
     def answers(**functions: Answer) -> None:
@@ -92,7 +92,7 @@ def test_an_unsupported_value_is_none_and_no_error(library: Callable[..., None])
 def test_a_value_that_the_package_does_not_know_is_none_and_no_error(
     library: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, the package is older than the reader."""
+    """This happens, for example, if the package is older than the reader."""
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         monkeypatch.delattr(pynvml, name)
     (gpu,) = NvmlReader().read().gpus
@@ -110,7 +110,7 @@ def test_a_value_that_fails_does_not_affect_other_values(library: Callable[..., 
     )
     (gpu,) = NvmlReader().read().gpus
     assert gpu.errors == {"temperature_c": "Unknown Error (NVML error 999)"}, (
-        "a missing permission to list processes is no error"
+        "only the temperature is an error; a missing permission to list processes is none"
     )
     assert (gpu.temperature_c, gpu.power_w, gpu.utilization) == (None, 350.5, 97)
     assert (gpu.remapped_corrected, gpu.remapped_uncorrected) == (1, 2)

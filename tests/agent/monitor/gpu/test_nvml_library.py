@@ -1,5 +1,8 @@
-"""The real reader through the real package, down to a library in its place: every call, with the library's own names,
-arguments and structures. A call by a wrong name would be taken for one that is not supported."""
+"""The real reader calls the real package, which calls a fake library.
+
+Every call uses the library's own names, arguments and structures. A call with a wrong name would look like a call that
+the driver does not support.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LINKS = 2
 
 
 def number(value: int) -> Callable[..., int]:
-    """A function of the library that gives one number, through its last argument."""
+    """Return a function of the library that gives one number through its last argument."""
 
     def call(*arguments: Any) -> int:
         arguments[-1]._obj.value = value
@@ -27,7 +30,7 @@ def number(value: int) -> Callable[..., int]:
 
 
 class Library:
-    """What ``libnvidia-ml.so.1`` exports, for one GPU; what it does not have, the package finds missing."""
+    """The functions that ``libnvidia-ml.so.1`` exports, for one GPU. The package finds that all others are missing."""
 
     fabric_version = pynvml.nvmlGpuFabricInfo_v3
 

@@ -1,4 +1,4 @@
-"""The GPUs that the agent should be able to read; they follow from PCI devices, in folders like those of sysfs."""
+"""The GPUs that the agent should be able to read. They follow from PCI devices, in folders like those of sysfs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.monitor.gpu import pci
 from agent.monitor.gpu.reading import item_of, part_of
 
 NODES = 2
-"""The agent has the device nodes with minor numbers below this one: 0 and 1."""
+"""The agent has the device nodes with minor numbers below this number, so 0 and 1."""
 
 
 class Machine:
@@ -81,14 +81,14 @@ def test_a_gpu_that_a_cgroup_forbids_is_not_expected(machine: Machine, monkeypat
     assert machine.expected == ["0000:00:00.0"]
     assert pci.usable_and_others(machine.sys, machine.proc, machine.dev) == (["0000:00:00.0"], ["0000:01:00.0"])
     machine.has("0000:06:00.0", driver="")
-    assert machine.expected == ["0000:00:00.0"], "one without a driver may be for others too"
+    assert machine.expected == ["0000:00:00.0"], "a GPU without a driver may also belong to another tenant"
 
 
 def test_a_gpu_without_a_driver_is_expected_if_all_other_gpus_are_usable(machine: Machine) -> None:
     machine.has("0000:05:00.0")
     machine.gives("0000:05:00.0", 0)
     machine.has("0000:06:00.0", driver="")
-    machine.has("0000:07:00.0", driver="vfio-pci")  # given to a virtual machine
+    machine.has("0000:07:00.0", driver="vfio-pci")  # this GPU is given to a virtual machine
     assert machine.expected == ["0000:05:00.0", "0000:06:00.0"]
     assert not pci.all_have_drivers(machine.sys)
 

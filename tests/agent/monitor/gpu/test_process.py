@@ -1,4 +1,4 @@
-"""The process that reads GPUs: silent, crashing, killed, replaced; and that nobody waits for it."""
+"""The process that reads GPUs may be silent, crash, be killed and be replaced; the agent does not wait for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"1234"))[0]:
 print(process.pid, flush=True)
 input()
 """
-"""Asks, sees that the question was taken, and waits."""
+"""This program asks the process, sees that the question was taken, and waits."""
 EMPTY = '{"reading": {"gpus": [], "later": 1}, "of a later release": true}'
 
 
@@ -45,7 +45,7 @@ def made() -> Iterator[list[GpuProcess]]:
 
 
 def program(made: list[GpuProcess], code: str) -> GpuProcess:
-    """A process that runs this for each line that it is sent; ``n`` is how many came before."""
+    """Return a process that runs this code for each line that it gets; ``n`` is the number of earlier lines."""
     loop = f"import os, sys, time\nfor n, _ in enumerate(sys.stdin):\n {code}\n sys.stdout.flush()"
     made.append(GpuProcess(command=[sys.executable, "-S", "-c", loop]))
     return made[-1]
@@ -71,7 +71,7 @@ def test_an_answer_of_another_release_is_read(made: list[GpuProcess]) -> None:
     assert process.read(PATIENCE_S, PATIENCE_S).gpus == []
     pid = process.pid
     read(process)
-    assert process.pid == pid, "one process for all readings"
+    assert process.pid == pid, "the same process makes all readings"
 
 
 def test_a_silent_process_is_killed_and_replaced(made: list[GpuProcess]) -> None:
@@ -102,7 +102,7 @@ def test_half_an_answer_is_none(made: list[GpuProcess]) -> None:
 def test_no_second_process_beside_one_that_does_not_die(
     made: list[GpuProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that waits in the driver: here because killing it does nothing."""
+    """The process may wait in the driver. Here, killing it does nothing instead."""
     process = program(made, "time.sleep(1000)")
     with monkeypatch.context() as patched:
         patched.setattr("agent.monitor.gpu.process.DIES_S", 0.01)
@@ -148,7 +148,7 @@ def test_a_program_that_is_not_there(made: list[GpuProcess]) -> None:
 
 
 def test_it_ends_when_nobody_asks_any_more(tmp_path: Path) -> None:
-    """Its input ends with the agent, however that ended."""
+    """Its input ends when the agent ends in any way."""
     path = tmp_path / "gpus.json"
     path.write_text(json.dumps({"gpus": [{}]}))
     command = [sys.executable, "-P", "-m", "agent.monitor.gpu.child", "--fake", str(path)]

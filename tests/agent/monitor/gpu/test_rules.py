@@ -26,7 +26,7 @@ def gpu(**values: Any) -> GpuReading:
 def problems(
     judge: GpuRule, *readings: GpuReading, limits: GpuLimits = LIMITS, seconds: float = INTERVAL_S
 ) -> list[GpuProblem]:
-    """Return the problems at the last of several looks; the agent restarts between looks."""
+    """Return the problems at the last of several looks. The agent restarts between the looks."""
     kept: dict[str, Any] = {}
     said: list[GpuProblem] = []
     for number, reading in enumerate(readings):
@@ -119,7 +119,7 @@ def test_values_that_cannot_be_read_twice_in_a_row_are_unknown() -> None:
     [
         ((0, 0), False),
         ((0, 1), True),
-        ((5,), False),  # errors before the first look
+        ((5,), False),  # the errors happened before the first look
         ((5, 5), False),
         ((5, 7), True),
         ((5, 0), False),  # the GPU was reset
@@ -140,7 +140,7 @@ def test_corrected_memory_errors_are_no_fault() -> None:
 
 
 def test_rows_of_memory() -> None:
-    """A row that will be remapped at the next reset is no fault; a row that cannot be remapped is one."""
+    """A row that will be remapped at the next reset is no fault. A row that cannot be remapped is a fault."""
     assert codes(problems(memory.rows, gpu(remap_pending=True, remap_failed=False))) == [
         ("gpu-row-remap-pending", Health.UNKNOWN)
     ]
@@ -190,7 +190,7 @@ def test_heat_of_memory(temperature: int, limit: int | None, found: int) -> None
 def test_slowed_down_by_the_hardware(bits: int, code: str | None) -> None:
     slow = gpu(clocks_event_reasons=bits)
     assert [one.reason.code for one in problems(heat.throttled, slow, slow)] == ([code] if code else [])
-    assert problems(heat.throttled, slow) == [], "one such look may be a short peak"
+    assert problems(heat.throttled, slow) == [], "a single slow look may be a short peak"
     assert problems(heat.throttled, slow, gpu(clocks_event_reasons=0), slow) == []
 
 
@@ -201,7 +201,9 @@ def test_pcie_lanes() -> None:
     assert codes(problems(links.pcie_width, narrow, narrow)) == [("gpu-pcie-width", Health.FAULTY)]
     assert problems(links.pcie_width, narrow) == []
     assert problems(links.pcie_width, idle, idle, idle) == [], "an idle GPU may use fewer lanes"
-    assert len(problems(links.pcie_width, narrow, narrow, idle)) == 1, "a look at an idle GPU does not end the problem"
+    assert len(problems(links.pcie_width, narrow, narrow, idle)) == 1, (
+        "the problem is not over because the GPU is idle at one look"
+    )
     assert problems(links.pcie_width, narrow, whole, narrow) == []
 
 
@@ -218,7 +220,7 @@ def test_pcie_lanes() -> None:
     ],
 )
 def test_pcie_replays(replays: tuple[int, ...], seconds: float, found: int) -> None:
-    """More than 8 replays a minute are reported; one replay between two quick looks is not."""
+    """More than 8 replays a minute are a problem. One replay between two quick looks is none."""
     seen = problems(links.pcie_replays, *[gpu(pcie_replays=count) for count in replays], seconds=seconds)
     assert codes(seen) == [("gpu-pcie-replays", Health.UNKNOWN)] * found
 
@@ -235,7 +237,7 @@ def test_an_nvlink_that_was_up_and_is_down_is_a_fault() -> None:
     assert problems(links.nvlink_down, whole, down) == []
     assert problems(links.nvlink_down, down, down, down) == [], "a link that was never up may not be connected"
     assert problems(links.nvlink_down, whole, gpu(), gpu(), gpu()) == [], (
-        "links that cannot be read are not called down"
+        "links that cannot be read do not count as down"
     )
 
 
@@ -257,7 +259,7 @@ def test_nvlinks_that_come_up_after_a_start_are_not_down() -> None:
     ],
 )
 def test_errors_of_nvlinks(counter: str, before: int, now: int, found: int) -> None:
-    """The limit is 100 errors a second, over 10 s; one recovery is enough."""
+    """The limit is 100 errors a second over 10 s. A single recovery is already over the limit."""
     seen = problems(links.nvlink_errors, with_links(True, **{counter: before}), with_links(True, **{counter: now}))
     assert codes(seen) == [("gpu-nvlink-errors", Health.FAULTY)] * found
 
@@ -292,7 +294,7 @@ def test_a_gpu_that_is_not_registered_with_the_fabric_is_faulty_after_two_looks(
     assert problems(links.fabric, on_fabric(), waiting) == []
     assert codes(problems(links.fabric, on_fabric(), waiting, waiting)) == [("gpu-fabric", Health.FAULTY)]
     alone = on_fabric(state=2, up=False)
-    assert problems(links.fabric, alone, alone, alone) == [], "a GPU without links needs no fabric"
+    assert problems(links.fabric, alone, alone, alone) == [], "a GPU without NVLinks needs no fabric"
 
 
 def test_reasons_name_their_source_and_an_owner() -> None:

@@ -1,4 +1,4 @@
-"""The inspections of the host, on files of a machine that is not there and on this one."""
+"""The inspections of the host, on files of a simulated machine and on this computer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc with what is read there."""
+    """A /proc with the files that the inspections read."""
     folder = tmp_path / "proc"
     (folder / "pressure").mkdir(parents=True)
     (folder / "self").mkdir()
@@ -38,7 +38,7 @@ def write_memory(proc: Path, total: int, available: int) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in INSPECTIONS if ".host." in kind.__module__])
 def test_each_finds_nothing_wrong_with_this_computer_that_names_it(kind: type, machine: SimulatedMachine) -> None:
-    """This computer may be busy, and in a container: what is not known is no fault."""
+    """This computer may be busy, and tests may run in a container. What is not known there is no fault."""
     seen = machine.inspect(machine.begin(kind))
     assert [found for found in seen.findings if found.verdict is Health.FAULTY] == []
     assert seen.measures or seen.facts or kind is ranks.RanksInspection
@@ -62,7 +62,7 @@ def test_memory_that_is_gone_after_a_start(machine: SimulatedMachine, proc: Path
     assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
     inspection.forget("memory-low")
     assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
-    inspection.forget("memory-lost")  # a module was taken out on purpose
+    inspection.forget("memory-lost")  # an operator removed a memory module on purpose
     assert reasons(machine.inspect(inspection)) == []
     write_memory(proc, 384 * GIB, 380 * GIB)
     assert reasons(machine.inspect(inspection)) == [("memory-lost", "")]
@@ -100,11 +100,11 @@ def test_a_processor_that_is_too_hot_for_some_time(machine: SimulatedMachine, tm
         counter.write_text(f"{count}\n")
         return reasons(machine.inspect(machine.begin(cpu.CpuInspection, sys=tmp_path / "sys", proc=proc)))
 
-    assert inspect(500) == []  # since the machine was started: nothing is known of when
+    assert inspect(500) == []  # these events happened at unknown times since the machine was started
     assert inspect(503) == [("cpu-hot", "processor 1")]
     machine.clock.pass_s(3600)
     assert inspect(503) == []
-    assert inspect(2) == []  # it was set back
+    assert inspect(2) == []  # the counter was reset
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_a_file_system_that_turns_read_only(machine: SimulatedMachine, small_dis
     assert reasons(inspection.inspect()) == reasons(nobodys.inspect()) == []
     machine.inspect(inspection)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert reasons(nobodys.inspect()) == []  # it is on no disk, and nobody needs it
-    [found] = machine.inspect(machine.begin(mounts.MountsInspection, needed)).findings  # by the next agent too
+    assert reasons(nobodys.inspect()) == []  # the file system is on no disk, and no job needs it
+    [found] = machine.inspect(machine.begin(mounts.MountsInspection, needed)).findings  # the next agent finds it too
     assert (found.reason, found.item, found.sure) == ("fs-readonly", str(small_disk), True)
     elsewhere = machine.begin(mounts.MountsInspection, mounts.MountsLimits(), shared_folders=(small_disk.parent,))
     assert reasons(elsewhere.inspect()) == []
@@ -187,7 +187,7 @@ def test_a_file_system_that_has_to_be_there_and_is_not(machine: SimulatedMachine
     table.write_text(MOUNTS)
     assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, limits, proc=proc))) == []
     table.write_text("".join(line for line in MOUNTS.splitlines(keepends=True) if "nfs4" not in line))
-    assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, proc=proc))) == []  # it comes and goes
+    assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, proc=proc))) == []  # it is not required here
     machine.boot = "boot-2"
     expected = [("mount-missing", "/data/with space")]
     assert reasons(machine.inspect(machine.begin(mounts.MountsInspection, limits, proc=proc))) == expected

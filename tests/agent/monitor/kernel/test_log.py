@@ -26,7 +26,7 @@ NO_WAIT = KernelLogLimits(interval_s=0.001)
 
 
 class Device:
-    """A pipe in place of the device: each read returns one record, if the records are written one by one."""
+    """A pipe in place of the device. Each read returns one record if the records are written one by one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ CHANGED = "NVRM: Xid (PCI:0000:03:00): 154, GPU recovery action changed from {} 
 
 
 def with_gpus(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, *usable: str) -> dict[str, Path]:
-    """Folders of a machine with two GPUs, of which the agent may use some."""
+    """Make the folders of a machine with two GPUs. The agent may use only the given ones."""
     folders = {"sys": machine.folder / "sys", "proc": machine.folder / "proc"}
     driver, dev = folders["sys"] / "bus/pci/drivers/nvidia", machine.folder / "dev"
     driver.mkdir(parents=True)
@@ -105,7 +105,7 @@ def with_gpus(machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch, *usabl
     ("usable", "address", "is_ours"),
     [
         ((OWN,), "0000:03:00", True),
-        ((OWN,), "0000:07:00", False),  # of another tenant
+        ((OWN,), "0000:07:00", False),  # this GPU belongs to another tenant
         ((OWN, OTHERS), "0000:07:00", True),
         ((OWN,), "0000:09:00", False),  # this GPU is gone, and was perhaps another tenant's
         ((OWN, OTHERS), "0000:09:00", True),
@@ -160,14 +160,14 @@ def test_an_xid_is_over_only_when_the_gpu_is_healthy_again(machine: SimulatedMac
 
     assert sure()
     gpus["GPU 0000:03:00"] = machine.clock.ns
-    assert sure(), "the driver may not have noticed it yet"
+    assert sure(), "the GPU looked healthy at the same moment, before the driver could notice the fault"
     gpus["GPU 0000:07:00"] = machine.clock.ns + 60 * 10**9
-    assert sure(), "another GPU"
+    assert sure(), "only another GPU is healthy"
     gpus["GPU 0000:03:00"] = machine.clock.ns + 60 * 10**9
     assert not sure()
     machine.clock.pass_s(120)
     device.write(LINK_FATAL)
-    assert sure(), "it happened again"
+    assert sure(), "the fault happened again after the repair"
 
 
 def test_an_xid_is_over_when_the_driver_requests_no_recovery_any_more(
@@ -249,7 +249,7 @@ def test_an_xid_about_removed_work_leads_to_no_conclusion(machine: SimulatedMach
 def test_a_restarted_agent_counts_each_line_once(machine: SimulatedMachine, device: Device) -> None:
     assert told(machine, device, EXCEPTION) == [("xid-13", "GPU 0000:05:00")]
     inspection = begin(machine, device)
-    device.write(EXCEPTION, sequence=device.last)  # a new reader gets all records from the device again
+    device.write(EXCEPTION, sequence=device.last)  # a restarted agent reads all records of the device again
     [found] = machine.inspect(inspection).findings
     assert "times" not in found.text
 
@@ -320,7 +320,7 @@ def test_lost_lines_are_a_finding_for_some_time(machine: SimulatedMachine, devic
     [found] = machine.inspect(inspection).findings
     assert (found.reason, found.verdict, found.owner) == ("kernel-log-lost", Health.UNKNOWN, Owner.UNKNOWN)
     assert re.fullmatch(r"3 records \(101 to 103\), written after 20.* UTC and before 20.* UTC", found.evidence[0])
-    device.write("seven", priority=14, sequence=device.last + 2)  # lost while the agent restarts
+    device.write("seven", priority=14, sequence=device.last + 2)  # record 105 was lost while the agent restarted
     [found] = machine.inspect(begin(machine, device)).findings
     assert found.evidence[1].startswith("record 105, written after 20")
     machine.clock.pass_s(3600)
@@ -347,7 +347,10 @@ def test_a_log_that_may_not_be_read_is_unknown(tmp_path: Path) -> None:
 
 
 def test_the_real_device(machine: SimulatedMachine) -> None:
-    """Write a line to /dev/kmsg and find it. If this process may not write there, an unreadable log is an error."""
+    """Write a line to ``/dev/kmsg`` and find it.
+
+    If this process may not write there, the test checks only that an unreadable log is an error.
+    """
     tag = f"everstep test {os.getpid()}"
     inspection = machine.begin(KernelLogInspection, KernelLogLimits(interval_s=5), kernel_log_tag=tag)
     machine.clock.ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""The rules of the kernel log: each example is found by its own rule, and noise by none."""
+"""The rules of the kernel log. Each example matches its own rule first, and noise matches no rule."""
 
 from __future__ import annotations
 

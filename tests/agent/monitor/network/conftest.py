@@ -1,4 +1,4 @@
-"""A new network namespace for a test, which has nothing of this computer's network."""
+"""A new network namespace for each test. It has nothing of this computer's network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ip = Callable[[str], None]
 
 @pytest.fixture
 def ip() -> Iterator[Ip]:
-    """Move this thread, and threads that it starts, into a new network namespace; yields the command ``ip`` for it."""
+    """Move this thread, and threads that it starts, into a new network namespace. Yields the command ``ip`` for it."""
     if MISSING:
         pytest.skip(MISSING)
     libc = ctypes.CDLL(None, use_errno=True)

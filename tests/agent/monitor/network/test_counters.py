@@ -1,3 +1,5 @@
+"""Rates of counters that grow, wrap, are reset, or cannot be read."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -12,7 +14,7 @@ PER_HOUR = Limit("symbols", 120, 3600)
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=20))
 def test_a_counter_that_is_reset_never_counts_for_more_than_it_counted(steps: list[tuple[int, bool]]) -> None:
-    """Wrap and reset are one: the value falls, and what was counted meanwhile is not known."""
+    """A wrap and a reset look the same: the value falls, and the growth meanwhile is not known."""
     counted, told, value, known = 0, 0.0, 0, None
     was_reset = False
     for grows, reset in steps:
@@ -65,7 +67,7 @@ def test_what_was_told_is_not_told_again() -> None:
 
 
 def test_a_long_time_without_a_look_is_no_fault_by_itself() -> None:
-    """While no agent lived the counter went on, at a rate that is well."""
+    """While no agent lived, the counter continued to grow at a healthy rate."""
     _, window = judged(PER_HOUR, None, 0, 0)
 
     assert judged(PER_HOUR, window, 100 * 24, 24 * 3600)[0] == ""

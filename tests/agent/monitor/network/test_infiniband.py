@@ -19,7 +19,7 @@ NAME = "mlx5_0 port 1"
 
 
 class Machine:
-    """A machine with InfiniBand ports, and their inspection, whose clock the test moves."""
+    """A machine with InfiniBand ports and their inspection. The test moves the inspection's clock."""
 
     def __init__(self, sys: Path) -> None:
         self.sys = sys
@@ -135,7 +135,7 @@ def test_a_port_without_traffic_while_ranks_run_counts_as_unused(machine: Machin
     machine.restart()
     machine.inspect(after_s=1)
     verdicts = machine.verdicts(after_s=20)
-    assert verdicts["ib-port-down", NAME] is Health.FAULTY, "it carried the job's traffic before it went down"
+    assert verdicts["ib-port-down", NAME] is Health.FAULTY, "this port carried the job's traffic before it went down"
     assert verdicts["ib-port-down", "mlx5_9 port 1"] is Health.UNKNOWN
 
 

@@ -1,4 +1,4 @@
-"""Links go down, come back and vanish for real: a veth pair in a network namespace of its own."""
+"""Links really go down, come back and disappear. They are a veth pair in a separate network namespace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., "Looker"]
 
 
 class Looker:
-    """One inspection with a clock that stands, until the test moves it."""
+    """One inspection. Its clock moves only when the test moves it."""
 
     def __init__(self, kept: dict[str, Any], *, same_boot: bool, **limits: Any) -> None:
         self.inspection = LinkInspection(SITE, LinkLimits(**limits), kept, same_boot=same_boot)
@@ -39,7 +39,7 @@ def make(ip: Ip) -> Iterator[Make]:
     made = []
 
     def new(kept: dict[str, Any] | None = None, *, same_boot: bool = True, **limits: Any) -> Looker:
-        # What was kept went through JSON.
+        # The kept state has been written and read as JSON.
         state = json.loads(json.dumps(kept or {}))
         made.append(Looker(state, same_boot=same_boot, **({"interval_s": 0.05} | limits)))
         return made[-1]
@@ -123,7 +123,7 @@ def test_flaps_shorter_than_the_look_are_counted(make: Make, ip: Ip) -> None:
 
 
 def test_the_second_flap_within_five_minutes_is_a_finding_of_its_own(make: Make, ip: Ip) -> None:
-    """So that it is told as well: a finding is told once."""
+    """A finding is reported only once. So the second flap needs its own finding to be reported."""
     looker = make()
     looker.inspect()
     for after_s, told in ((0, ["nic-flap"]), (299, ["nic-flap", "nic-flap-repeated"]), (2, ["nic-flap"])):

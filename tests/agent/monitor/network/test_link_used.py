@@ -1,4 +1,4 @@
-"""Outages of interfaces that jobs use, and of those that they do not use, without a network."""
+"""Outages of interfaces that jobs use, and of interfaces that no job uses. The interfaces are simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN, BMC, RAIL = "eth0", "enxb03af2b6059f", "eth4"
 
 
 class Interfaces:
-    """A machine with three interfaces, of which one has the agent's address."""
+    """A machine with three interfaces. One of them has the agent's address."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], **limits: Any) -> None:
         self.links = {name: Link(index, name) for index, name in enumerate((OWN, BMC, RAIL), 2)}

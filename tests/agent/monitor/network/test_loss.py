@@ -1,3 +1,5 @@
+"""Lost segments and packets of a machine, from counters of a simulated machine and from real ones."""
+
 from __future__ import annotations
 
 import json

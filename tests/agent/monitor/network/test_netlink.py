@@ -1,3 +1,5 @@
+"""The kernel's messages about links are parsed, and changes of links end a wait."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Outages of links are counted once, from the states that were seen and from the counters of drivers."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,7 +16,7 @@ DOWN = LinkSeen(4, 1, True)
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
 def test_outages_are_counted_once_however_often_one_looks(steps: list[tuple[bool, bool]]) -> None:
-    """A link goes up and down, and only some of its states are seen: no outage is missed or counted twice."""
+    """A link goes up and down, and only some of its states are seen. No outage is missed or counted twice."""
     is_down, downs, told = False, 0, 0
     before = LinkSeen(4, downs, is_down)
     for change, look in steps:
@@ -57,7 +59,7 @@ def test_what_is_counted_beside_the_outage_that_was_seen_counts() -> None:
     assert ended(off, LinkSeen(4, 3, False)) == 3
     counted = LinkSeen(4, 1, True)
     assert not is_uncounted(UP, counted) and not is_uncounted(off, counted)
-    assert not is_uncounted(counted, counted), "the driver's count had this outage before"
+    assert not is_uncounted(counted, counted), "the driver had already counted this outage"
 
 
 def test_an_interface_that_was_made_anew_was_away() -> None:

@@ -1,4 +1,4 @@
-"""The monitor reports alerts of a real link at once; the threads of the monitor run."""
+"""The monitor reports alerts of a real link at once. The monitor's threads run here as in production."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.agent.monitor.network.conftest import Ip
 
 
 async def test_each_alert_is_reported_at_once(ip: Ip, tmp_path: Path) -> None:
-    """The interval is so long that only a notification of the kernel can lead to a report."""
+    """The interval of looks is so long that only a notification of the kernel can lead to a report."""
     told: list[tuple[str, str]] = []
 
     def tell(finding: Finding, over: bool) -> None:
@@ -32,12 +32,14 @@ async def test_each_alert_is_reported_at_once(ip: Ip, tmp_path: Path) -> None:
         ip("link set far0 down")
         await until(lambda: len(told) >= begun + len(expected), f"{expected} are told")
         ip("link set far0 up")
-        await until(lambda: bool(monitor.states()[0].result.measures['node_network_up{device="eth0"}']), "it is back")
+        await until(
+            lambda: bool(monitor.states()[0].result.measures['node_network_up{device="eth0"}']), "the link is up again"
+        )
         assert [reason for reason, _ in told[begun:]] == expected
 
     running = asyncio.create_task(monitor.run())
     try:
-        await until(lambda: monitor.inspectors[0].inspections > 0, "it looked")
+        await until(lambda: monitor.inspectors[0].inspections > 0, "the inspection has looked once")
         await outage(["nic-flap", "nic-down"])
         await outage(["nic-flap-repeated"])
     finally:

@@ -1,4 +1,4 @@
-"""Which interfaces and ports a job uses, by NCCL's variables."""
+"""Which interfaces and ports a job uses, according to NCCL's variables."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ def test_ports_of_which_no_variable_says_anything() -> None:
     assert uses_port("mlx5_0", "1", []) is None
     assert uses_port("mlx5_0", "1", [{}]) is None
     assert uses_port("mlx5_0", "1", [{"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5_0"}]) is False
-    assert uses_port("mlx5_0", "1", [{"NCCL_IB_HCA": "=mlx5_1"}, {"NCCL_IB_HCA": "mlx5"}]) is True, "one job of two"
+    assert uses_port("mlx5_0", "1", [{"NCCL_IB_HCA": "=mlx5_1"}, {"NCCL_IB_HCA": "mlx5"}]) is True, (
+        "one of the two jobs uses the port"
+    )
 
 
 def test_interfaces_of_sockets() -> None:
     assert uses_interface("eth0", [{"NCCL_SOCKET_IFNAME": "=eth0"}])
     assert uses_interface("eth1", [{"GLOO_SOCKET_IFNAME": "eth0,eth1"}])
     assert not uses_interface("eth01", [{"GLOO_SOCKET_IFNAME": "eth0"}])
-    assert not uses_interface("eth0", [{}]), "the agent's own interface is known otherwise"
+    assert not uses_interface("eth0", [{}]), "the agent's own interface is recognized in another way"
 
 
 @pytest.mark.parametrize(("text", "is_used"), [("^docker,lo", False), ("enx", True)])

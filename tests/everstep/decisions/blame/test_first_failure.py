@@ -1,4 +1,4 @@
-"""The rank that failed first, and the description of its end."""
+"""Which rank failed first, and how its end is described."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_rank_that_left_early_with_success_explains_the_victims() -> None:
 
 
 def test_a_rank_that_left_with_success_does_not_explain_a_failure_of_its_own_kind() -> None:
-    """One rank left after its last step, and another rank then fails to write the model."""
+    """One rank left after its last step. Then another rank fails to write the model."""
     ends = [end(4, 10, code=0), end(0, 500, code=1, exception="OSError: no space left on device")]
 
     assert first_failure(ends) == ends[1]

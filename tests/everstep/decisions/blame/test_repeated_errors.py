@@ -1,4 +1,4 @@
-"""A machine whose ranks end again and again with an error of its hardware."""
+"""A machine whose ranks end repeatedly with an error of its hardware."""
 
 from __future__ import annotations
 

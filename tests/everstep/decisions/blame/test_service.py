@@ -1,4 +1,4 @@
-"""Failures of a service that all machines share."""
+"""Failures of a service that all machines share, for example of storage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nothing_is_known_without_an_end() -> None:
 
 
 def test_what_connects_the_ranks_failed_if_all_of_them_only_lost_each_other() -> None:
-    """If another rank ended first, the fault is the one of that rank."""
+    """The connection between the ranks is at fault. If another rank had ended first, its fault would be the cause."""
     lost = classified(NCCL).model_copy(update={"consequence": True})
     assert failed_service(lost, everywhere=False) == ""
     assert failed_service(lost, everywhere=True) == lost.fault

@@ -1,4 +1,4 @@
-"""Findings about machines that do not obey."""
+"""Findings about machines that do not do what they should."""
 
 from __future__ import annotations
 

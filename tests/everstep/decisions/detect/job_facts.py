@@ -1,4 +1,4 @@
-"""Facts for the detection rules: a job of two machines, with one rank on each, that trains without faults."""
+"""Facts for the rules of detection: a job of two machines with one rank each, which trains without faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hangs are detected, and jobs that work are not taken for hung."""
+"""Hangs are detected, and a job that works is not taken for a hang."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BEGUN = replace(RANK, steps=0, stepped=False, steps_since=0)
 
 
 def ranks(steps: int, *others: RankFacts) -> list[RankFacts]:
-    """A rank with this number of steps, and the other ranks."""
+    """Return a rank with this number of steps, and the other ranks."""
     return [replace(RANK, steps=steps), *others]
 
 
@@ -42,7 +42,7 @@ def test_the_time_without_a_step() -> None:
 
     for second in (0, 100):
         watch.observe(ranks(0), second * S)
-    assert watch.quiet_s == 0.0, "before the first step"
+    assert watch.quiet_s == 0.0, "the time does not count before the first step"
     for step in range(1, 5):
         watch.observe(ranks(8 * step), (100 + step) * S)
     assert (watch.quiet_s, watch.typical_step_s, watch.last_step) == (0.0, 0.125, 32)
@@ -57,10 +57,10 @@ def test_time_in_which_the_watcher_was_paused_does_not_count() -> None:
         watch.observe(ranks(8 * second), second * S)
 
     watch.observe(ranks(32), 3600 * S)
-    assert watch.quiet_s == 5.0, "a gap between samples counts 5 s at most"
+    assert watch.quiet_s == 5.0, "a gap between two samples counts at most 5 s"
     watch.observe(ranks(40), 3601 * S)
     watch.observe(ranks(40), 100 * S)
-    assert watch.quiet_s == 0.0, "the clock was set back"
+    assert watch.quiet_s == 0.0, "the clock was set back, so the time starts again"
 
 
 def test_if_no_rank_was_shown_the_step_of_the_workflow_counts() -> None:
@@ -108,7 +108,7 @@ def test_ranks_that_left_their_loops_are_not_waited_for() -> None:
 def sampled(
     step_s: float, steps: int, tick_s: float, *, hangs_s: float = 0.0, at_once: int = 1
 ) -> tuple[StepWatch, float]:
-    """Sample a rank that steps and then hangs; return the watch, and how long the rank has hung.
+    """Sample a rank that steps and then hangs. Return the watch, and how long the rank has hung.
 
     Each step consists of ``at_once`` calls of an optimizer.
     """
@@ -132,7 +132,7 @@ def test_the_duration_of_a_step_is_right_however_rarely_the_rank_is_sampled(
     watch, hung_s = sampled(step_s, 40, tick_s, hangs_s=hangs_s)
 
     assert step_s * 0.999 <= watch.typical_step_s <= max(step_s * 1.001, SEEN_WITHIN_S + tick_s)
-    assert hung_s - tick_s <= watch.quiet_s <= hung_s + 1e-6, "never longer than the hang"
+    assert hung_s - tick_s <= watch.quiet_s <= hung_s + 1e-6, "the time without a step is never longer than the hang"
     assert watch.longest_s <= step_s + 2 * tick_s + 1e-6
 
 
@@ -148,7 +148,7 @@ def test_a_step_that_is_seen_long_after_its_end_does_not_make_a_hang() -> None:
         watch.observe([replace(RANK, steps=second, stepped_ns=second * S)], second * S)
     watch.observe([replace(RANK, steps=5, stepped_ns=5 * S)], 3600 * S)
 
-    assert watch.quiet_s == 5.0, "a gap between samples counts 5 s at most"
+    assert watch.quiet_s == 5.0, "a gap between two samples counts at most 5 s"
 
 
 def test_a_step_of_a_rank_that_is_behind_ends_the_time_without_a_step() -> None:
@@ -158,7 +158,7 @@ def test_a_step_of_a_rank_that_is_behind_ends_the_time_without_a_step() -> None:
     watch.observe([ahead, replace(RANK, rank=1, steps=5, stepped_ns=round(8.9 * S))], 9 * S)
 
     assert watch.quiet_s == pytest.approx(0.1)
-    assert watch.typical_step_s == 0.0, "the rank ahead made no step"
+    assert watch.typical_step_s == 0.0, "the rank that is ahead made no step, so no step time is known"
 
 
 def test_a_rank_that_is_shown_for_the_first_time_made_no_step_meanwhile() -> None:
@@ -201,7 +201,7 @@ CULPRIT = HangVerdict(HangConclusion.NAMES, HangMethod.WAIT_FOR, "rank 1 on m1: 
 
 
 def hung(sign: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.3, **more: Any) -> JobFacts:
-    """A job that makes no steps, with the sign that samples of its ranks show; None: there were no samples."""
+    """Return a job that makes no steps, and the sign that samples of its ranks show. None: there were no samples."""
     check = None if sign is None else HangCheck(sign, CULPRIT)
     fields: dict[str, Any] = {"typical_step_s": typical_s, "longest_step_s": longest_s, "hang_check": check}
     return facts(policy=DEFAULTS, **fields, **more)
@@ -220,7 +220,7 @@ def hung(sign: HangSign | None, *, typical_s: float = 0.1, longest_s: float = 0.
         (HangSign.NEVER, 0.1, 0.3, 0.5),
         (HangSign.OUTSIDE, 0.1, 0.3, 600.0),
         (HangSign.NEVER, 0.0, 0.0, 0.5),
-        (HangSign.QUIET, 0.0, 0.0, 600.0),  # the duration of a step is not known: it may be a usual pause
+        (HangSign.QUIET, 0.0, 0.0, 600.0),  # no step time is known, so it may be a usual pause
         (HangSign.QUIET, 0.0, 0.4, 600.0),
         (HangSign.COMPUTES, 0.1, 0.3, 3600.0),
         (HangSign.BUSY, 0.1, 500.0, 750.0),  # evaluations of 500 s were seen before
@@ -250,7 +250,7 @@ def test_an_evaluation_of_several_minutes_is_no_hang(sign: HangSign | None) -> N
 def test_the_first_sample_is_early_enough_for_a_second_one() -> None:
     quick, slow = hung(None), hung(None, typical_s=20.0)
     assert (first_sample_s(quick), first_sample_s(slow)) == (1.5, 189.5)
-    assert first_sample_s(hung(None, typical_s=0.0, longest_s=0.0)) == 1.5, "samples may show a stopped rank"
+    assert first_sample_s(hung(None, typical_s=0.0, longest_s=0.0)) == 1.5, "an early sample may show a stopped rank"
     assert first_sample_s(facts(policy=RecoveryPolicy(hang={"trace_s": 0}))) is None
 
 

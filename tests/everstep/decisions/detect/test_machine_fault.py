@@ -1,4 +1,4 @@
-"""A machine that an inspection found faulty while its ranks go on; and which finding explains an end."""
+"""A machine that an inspection found faulty while its ranks still run, and which finding explains the end of a rank."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def noted(heard_s: float = 98.0, **fields: Any) -> FindingSeen:
 
 
 def test_a_fault_is_reported_once_no_rank_has_ended_with_it() -> None:
+    """The rule waits a moment, since a rank may end because of the fault."""
     assert MACHINE_FAULT.find(facts(findings=[noted(heard_s=99.5)])) is None
     anomaly = MACHINE_FAULT.find(facts(findings=[noted()]))
     assert anomaly is not None
@@ -54,6 +55,7 @@ def test_a_link_that_came_back_is_reported_if_the_job_uses_it(owner: Owner, told
 
 
 def test_where_a_rank_ended_its_incident_has_the_finding() -> None:
+    """The incident of the rank's end gets the finding, so the finding opens no incident of its own."""
     assert MACHINE_FAULT.find(facts(seen(0, signal=9), findings=[noted()])) is None
     assert MACHINE_FAULT.find(facts(findings=[noted()], lost={"m1": [1]})) is None
     assert MACHINE_FAULT.find(facts(findings=[noted()], newest=False)) is None
@@ -108,6 +110,7 @@ def test_faults_of_several_parts_of_one_machine_are_reported_at_once() -> None:
 
 
 def test_watchers_that_gathered_the_same_say_the_same_and_others_do_not() -> None:
+    """Watchers that saw the same faults must report the same anomaly, with the same id."""
     one, same, other = (MACHINE_FAULT.find(facts(findings=found)) for found in (many(3), many(3)[::-1], many(4)))
     assert one is not None
     assert other is not None

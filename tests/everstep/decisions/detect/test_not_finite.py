@@ -1,4 +1,4 @@
-"""A loss that is NaN is detected with the ranks that had it first; a rank without a loss is never blamed."""
+"""A loss that is NaN is detected, with the ranks that had it first. A rank without a loss is never blamed."""
 
 from __future__ import annotations
 
@@ -59,9 +59,11 @@ def test_ranks_that_have_not_reported_the_step_yet_are_waited_for() -> None:
     late = rank(1, step=19)
 
     assert found(rank(0, bad(20)), late) is None
-    assert found(rank(0, bad(20)), late, quiet_s=6.0) is not None, "no rank steps: no report will follow"
+    assert found(rank(0, bad(20)), late, quiet_s=6.0) is not None, "no rank steps any more, so no report will follow"
     assert found(rank(0, bad(20)), replace(late, alive=False)) is not None
-    assert found(rank(0, bad(20)), replace(late, loss=NOT_REPORTED)) is not None, "the rank reports no loss"
+    assert found(rank(0, bad(20)), replace(late, loss=NOT_REPORTED)) is not None, (
+        "rank 1 reports no loss, so the rule does not wait for it"
+    )
 
 
 def test_a_rank_that_reports_few_steps_is_not_waited_for_and_then_no_rank_is_named() -> None:
@@ -69,7 +71,7 @@ def test_a_rank_that_reports_few_steps_is_not_waited_for_and_then_no_rank_is_nam
     seldom = rank(1, step=0)
     for steps in (21, 28):
         both = [rank(0, bad(20, steps - 20), steps=steps), replace(seldom, steps=steps)]
-        assert found(*both, quiet_s=0.2) is None, "its report may still arrive"
+        assert found(*both, quiet_s=0.2) is None, "the report of rank 1 may still arrive"
     anomaly = found(rank(0, bad(20, 9), steps=29), replace(seldom, steps=29), quiet_s=0.2)
 
     assert anomaly is not None and (anomaly.ranks, anomaly.machines, anomaly.not_after) == ([], [], 20)
@@ -90,7 +92,7 @@ def test_ranks_of_a_silent_agent_are_not_waited_for_and_then_no_rank_is_named() 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_gradient_norm_that_is_infinite_for_few_steps_is_no_anomaly(steps: int) -> None:
-    """A gradient scaler skips such steps."""
+    """A gradient scaler skips steps with such a norm."""
     assert found(rank(0, grad_norm=bad(20, steps)), rank(1)) is None
 
 
@@ -99,7 +101,9 @@ def test_a_gradient_norm_that_stays_infinite_is_an_anomaly_and_the_earlier_value
     assert anomaly is not None and anomaly.headline.startswith("the gradient norm is NaN or infinite since step 18")
 
     both = found(rank(0, bad(20), grad_norm=bad(19, 2)), rank(1, grad_norm=GOOD))
-    assert both is not None and both.not_after == 19, "the update of step 19 may have spoilt the state"
+    assert both is not None and both.not_after == 19, (
+        "the norm of step 19 was infinite, so its update may have spoilt the state"
+    )
 
 
 def test_the_policy_sets_the_number_of_steps_and_0_switches_the_rule_off() -> None:

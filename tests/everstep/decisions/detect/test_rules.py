@@ -1,4 +1,4 @@
-"""The list of detection rules: it has every rule once, and each anomaly names its rule."""
+"""The list of the rules of detection. It has every rule once, and each anomaly names its rule."""
 
 from __future__ import annotations
 

@@ -116,8 +116,11 @@ def test_a_decline_lasts_until_it_is_the_new_typical_speed() -> None:
 def test_pauses_and_a_short_noisy_neighbour_are_no_decline(
     seed: int, every: int, pause: float, neighbour: int, length: int
 ) -> None:
-    """Pauses of any length, as for evaluations, follow at most every fifth step; the disturbance lasts for at most half
-    of the steps of a comparison."""
+    """Pauses and a disturbance are no decline.
+
+    Pauses, as for evaluations, may have any length, and follow at most every fifth step. The disturbance lasts for at
+    most half of the steps of a comparison.
+    """
     draw, pace, at_ns, looks = random.Random(seed), Pace(), 0, 0
     for step in range(KNOWN + 8 * PACE_STEPS):
         paused, disturbed = step % every == 0, neighbour <= step < neighbour + length

@@ -1,4 +1,4 @@
-"""A job that steps but does not save is detected."""
+"""A job that steps without saving is detected."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_of_thousands_of_ranks_a_few_are_named() -> None:
 @pytest.mark.parametrize(
     "fine",
     [
-        replace(STALE, completed_steps=220),  # 100 steps, not more
-        replace(STALE, saved_ns=1035 * S),  # 60 s, not more
-        replace(STALE, first_step_ns=1040 * S),  # the save is of an earlier generation: time counts from the first step
+        replace(STALE, completed_steps=220),  # exactly 100 steps are allowed
+        replace(STALE, saved_ns=1035 * S),  # exactly 60 s are allowed
+        replace(STALE, first_step_ns=1040 * S),  # for a save of an earlier generation, time counts from the first step
         replace(STALE, first_step_ns=0),  # nothing is computed yet
         replace(STALE, saved_step=-1),  # the script keeps no state with everstep
         replace(STALE, saved_step=None),  # the agent does not report its saves

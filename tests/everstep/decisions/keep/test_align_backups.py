@@ -1,4 +1,4 @@
-"""The rule of alignment: when machines are aligned and on which step, and what follows from their reports."""
+"""The rule of alignment: when machines are aligned and on which step, and what happens after their reports."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_step_is_complete_when_every_rank_adopted_it_and_has_it() -> None:
     job.adopt(first, 0)
     assert job.look() == replace(first, settled=first.named - 1), "the name is repeated for rank 1"
     job.adopt(first, 1)
-    assert job.look() is None, "both have adopted it"
+    assert job.look() is None, "both ranks have adopted the step"
     job.back_up(first)
     job.set(1, backup_step=first.named - 1)
     assert job.look() is None, "rank 1 has not backed up the step"

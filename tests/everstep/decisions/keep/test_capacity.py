@@ -1,4 +1,4 @@
-"""A job that does not fit is refused, with the numbers."""
+"""A job that does not fit into the machines' memory is refused, with the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step from which a job continues, and the copies that it restores for that."""
+"""The step from which a job continues, and the copies that it restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk checkpoints by time: all machines get one request for the same coming step. And which steps all keep."""
+"""Disk checkpoints by time: all machines get a request for the same coming step. And which steps all of them keep."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ranks(
 
 
 def looked_at(one: PersistRule, now_ns: int, steps: int, **shown: Any) -> PersistRule:
-    """The rule after an observation ten steps and ten seconds earlier, when no step was due."""
+    """Return the rule after an observation ten steps and ten seconds earlier, when no step was due yet."""
     assert one.observe(*ranks(steps - 10, **shown), now_ns - 10 * S) is None
     return one
 
@@ -80,14 +80,18 @@ def test_a_generation_continues_the_time_of_the_one_before() -> None:
 
     assert one.observe(*ranks(100, whole=64), NOW + 4 * MINUTE) is None
     assert one.observe(*ranks(110, whole=64), NOW + 6 * MINUTE) is not None
-    assert one.observe(*ranks(130, whole=96, age_s=10.0), NOW + 8 * MINUTE) is None, "96 is later than 64"
+    assert one.observe(*ranks(130, whole=96, age_s=10.0), NOW + 8 * MINUTE) is None, (
+        "step 96 is later than step 64, so the time starts again"
+    )
 
 
 def test_no_other_step_is_requested_while_one_is_wanted() -> None:
     old: dict[str, Any] = {"lived_s": 9000.0}
 
     assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=104), NOW) is None
-    assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=99), NOW) is None, "it is being written"
+    assert looked_at(rule(), NOW, 100, **old).observe(*ranks(100, wanted=99), NOW) is None, (
+        "the requested step is being written"
+    )
 
 
 def test_a_coming_step_that_one_machine_does_not_know_is_requested_again() -> None:
@@ -122,14 +126,14 @@ def test_where_steps_are_due_by_number_one_is_requested_if_none_gets_onto_all_di
         for newest in (99, 115)
     }
 
-    assert asked[99] is None, "no second step was due yet"
-    assert asked[115] == 150, "which is due by its number too"
+    assert asked[99] is None, "only one step was due by its number so far"
+    assert asked[115] == 150, "the requested step is also due by its number"
 
 
 def test_without_a_step_time_or_an_interval_no_step_is_requested() -> None:
     old: dict[str, Any] = {"lived_s": 9000.0}
 
-    assert rule().observe(*ranks(100, **old), NOW) is None, "no step was seen yet"
+    assert rule().observe(*ranks(100, **old), NOW) is None, "no step time is known before the first step"
     for options in ({"disk": False}, {"disk_every_min": 0.0}):
         assert looked_at(rule(**options), NOW, 100, **old).observe(*ranks(100), NOW) is None
     assert rule().observe([], 0, NOW) is None
@@ -149,7 +153,7 @@ def test_the_step_comes_late_enough_and_not_too_late(newest: int, step_s: float)
 def test_watchers_that_observe_a_little_apart_mostly_name_the_same_step(
     newest: int, step_s: float, data: st.DataObject
 ) -> None:
-    """Over one grid of start times, a delay of a step changes the answer once."""
+    """Watchers that begin within one interval of the grid give at most two different answers."""
     draw: Callable[[st.SearchStrategy[int]], int] = data.draw
     start = newest + draw(st.integers(0, 100))
     first = coming_step(start, step_s)
@@ -178,17 +182,21 @@ def test_a_step_is_settled_when_all_keep_it() -> None:
     one, other = stored(10, kept=10), stored(10, 20)
     assert agree([one, other], 2) == Agreed(keep=10)
     assert agree([one, stored(10, 20, kept=10)], 2) == Agreed(keep=10, settled=10)
-    assert agree([one, stored(20, kept=10)], 2).settled == 0, "it kept step 10, and lost it"
-    assert agree([one, stored(20, kept=20, settled=20)], 2).settled == 20, "another watcher saw that"
+    assert agree([one, stored(20, kept=10)], 2).settled == 0, "the other machine promised to keep step 10, but lost it"
+    assert agree([one, stored(20, kept=20, settled=20)], 2).settled == 20, (
+        "another watcher had already seen that step 20 is settled"
+    )
 
 
 def test_a_step_that_some_keep_is_named_until_it_is_settled_or_gone() -> None:
     some = [stored(10, 20, kept=10), stored(10, 20)]
-    assert agree(some, 2) == Agreed(keep=10), "20 comes after it"
+    assert agree(some, 2) == Agreed(keep=10), "step 10 is named first, and step 20 after it"
     gone = [stored(10, 20, kept=10), stored(20, passed=20)]
     assert agree(gone, 2) == Agreed(keep=20, gone=(10,))
 
 
 def test_a_step_is_gone_when_a_rank_passed_it() -> None:
     assert agree([stored(10, 20, 30), stored(passed=20)], 2).gone == (10, 20)
-    assert agree([stored(10, 20, 30), stored(10)], 2).gone == (), "an older agent does not report which steps it passed"
+    assert agree([stored(10, 20, 30), stored(10)], 2).gone == (), (
+        "an agent of an older release does not report which steps it passed"
+    )

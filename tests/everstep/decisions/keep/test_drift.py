@@ -1,4 +1,4 @@
-"""The rule notices ranks that drift apart, and is not misled by ranks that are observed at different times."""
+"""The rule notices ranks that drift apart. Reports of different times do not mislead it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps on its disk a machine keeps, what it reports of them, and what a restarted agent still knows."""
+"""Which steps on its disk a machine keeps, what it reports of them, and what an agent knows after a restart."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_promise_is_kept_until_it_is_settled_or_gone() -> None:
     settled = agreed(first, held, keep=10, settled=10, gone=())
     assert (settled.settled, settled.promised) == (10, 10)
     assert agreed(settled, held, keep=20, settled=10, gone=()).promised == 20
-    assert agreed(settled, held, keep=5, settled=5, gone=()) == settled, "an old message"
-    assert agreed(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "it does not have step 40"
+    assert agreed(settled, held, keep=5, settled=5, gone=()) == settled, "this message is old, so it changes nothing"
+    assert agreed(Kept(), held, keep=40, settled=40, gone=()) == Kept(), "the machine does not have step 40"
 
 
 @given(held=STEPS, settled=st.integers(0, 40), promised=st.integers(0, 40), gone=STEPS, newest=st.integers(1, 3))
@@ -95,12 +95,12 @@ def test_an_agent_that_was_restarted_keeps_what_it_promised(machine_of: Callable
     assert (list(machine.saved.of(0).disk_steps), machine.saved.of(0).disk_kept) == ([10], 10)
     on_disk(machine, 20, 30, 40, 50, 60)
     machine.persist(whole=60, generation=1)
-    assert machine.saved.of(0).disk_kept == 10, "not settled, not gone"
+    assert machine.saved.of(0).disk_kept == 10, "step 10 is neither settled nor gone"
     assert 10 in machine.steps()[0]
     machine.persist(whole=60, settled=10, generation=1)
     machine.persist(whole=60, settled=60, generation=1)
     on_disk(machine, 70, 80)
-    wait_for(lambda: machine.steps() == {0: [60, 70, 80]}, "steps older than the settled one are deleted")
+    wait_for(lambda: machine.steps() == {0: [60, 70, 80]}, "steps older than the settled step are deleted")
     assert list(machine.saved.of(0).disk_steps) == [60, 70, 80]
 
 
@@ -120,7 +120,7 @@ def test_a_message_about_a_stopped_generation_is_ignored(machine_of: Callable[..
 def test_a_requested_step_replaces_one_that_is_due(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(ranks=(0, 1), world=4)
     machine.launch()
-    machine.save(10, ranks=(0,))  # rank 1 does not get there
+    machine.save(10, ranks=(0,))  # rank 1 does not reach step 10
     machine.persist(12, generation=1)
     machine.save(12)
     wait_for(partial(_has, machine, 12), "step 12 on disk")

@@ -1,4 +1,4 @@
-"""Which step is backed up next, and which goes to disk next."""
+"""Which step is backed up next, and which step goes to disk next."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def test_a_machine_that_keeps_up_sends_every_step() -> None:
 def test_a_machine_that_is_three_steps_behind_sends_the_roundest() -> None:
     assert to_send([5, 6, 7], 4) == 6
     assert to_send([7, 8, 9], 6) == 8
-    assert to_send([9, 11], 8) == 11, "the newest of equals"
+    assert to_send([9, 11], 8) == 11, "of equally round steps, the newest one is sent"
     assert to_send([9, 10, 11], 11) is None
 
 
 def test_only_multiples_and_the_first_step_of_the_generation_are_due() -> None:
     assert to_send([7, 8, 9], every=10) is None
-    assert to_send([7, 8, 9], every=10, resumed=7) == 7, "a new peer has nothing yet"
+    assert to_send([7, 8, 9], every=10, resumed=7) == 7, (
+        "the first step of the generation is sent, since a new peer has nothing yet"
+    )
     assert to_send([7, 10, 11], 7, every=10, resumed=7) == 10
-    assert to_send([30, 40, 50], 20, every=10) == 40, "roundness counts in multiples"
+    assert to_send([30, 40, 50], 20, every=10) == 40, "step 40 is the roundest, counted in multiples of 10"
     assert to_send([30, 40, 50], 20, every=10, stride=8) is None
 
 
@@ -50,9 +52,9 @@ def test_ranks_of_a_machine_send_the_same_step() -> None:
         return next_step_to_send(held, dict(enumerate(sent)), every=1)
 
     assert both({0: [8, 9], 1: [8]}, 7, 7) == 8
-    assert both({0: [8, 9], 1: [8]}, 8, 7) == 8, "rank 1 has not sent it yet"
-    assert both({0: [8, 9], 1: [8]}, 8, 8) == 9, "rank 1 will reach it"
-    assert both({0: [8, 9], 1: [9, 10]}, 7, 7) == 10, "rank 1 holds 8 no more"
+    assert both({0: [8, 9], 1: [8]}, 8, 7) == 8, "rank 1 has not sent step 8 yet"
+    assert both({0: [8, 9], 1: [8]}, 8, 8) == 9, "rank 1 will reach step 9"
+    assert both({0: [8, 9], 1: [9, 10]}, 7, 7) == 10, "rank 1 does not hold step 8 any more"
     assert both({0: [3], 1: []}, -1, -1) == 3, "a rank without saves does not block the others"
     assert both({0: [3], 1: []}, 3, -1) is None
 
@@ -69,7 +71,10 @@ def test_the_stride_grows_by_doubling_and_shrinks_at_once() -> None:
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 70), min_size=2, max_size=6))
 def test_machines_that_are_behind_by_different_amounts_meet(takes: list[int]) -> None:
-    """Tenths of a step that each machine needs to send one; all of them send the multiples of the largest stride."""
+    """Each machine needs these tenths of a step to send one step.
+
+    All machines send the multiples of the largest stride.
+    """
     last = 1_200
 
     def sent(tenths: int) -> list[int]:

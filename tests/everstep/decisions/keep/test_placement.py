@@ -77,7 +77,7 @@ def test_every_small_size() -> None:
 
 
 def test_no_permutation_of_few_machines_is_better() -> None:
-    """Brute force over all permutations finds none that breaks fewer groups."""
+    """A search of all permutations finds none that breaks fewer groups."""
     for topology in topologies(5, 6):
         if topology.machines == 1:
             continue

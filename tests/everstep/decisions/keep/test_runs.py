@@ -82,16 +82,22 @@ def test_the_same_generation_and_step_of_another_run_are_not_ours() -> None:
     mine = Runs(B)
     assert is_ours(held(0, 20, B, generation=1), [(1, FROM_NOTHING)], mine)
     assert not is_ours(held(0, 20, A, generation=1), [(1, FROM_NOTHING)], mine)
-    assert not is_ours(held(0, 20, A), [(1, FROM_NOTHING)], mine), "not even without a generation"
-    assert is_ours(held(0, 20, "", generation=1), [(1, FROM_NOTHING)], mine), "an older release wrote it"
+    assert not is_ours(held(0, 20, A), [(1, FROM_NOTHING)], mine), (
+        "a copy of another run is not ours, even if its generation is unknown"
+    )
+    assert is_ours(held(0, 20, "", generation=1), [(1, FROM_NOTHING)], mine), (
+        "a copy of an older release names no run, so it may be ours"
+    )
 
 
 def test_all_steps_of_the_run_that_a_job_was_started_from_are_ours_up_to_the_start() -> None:
     mine = Runs(B, (A,))
     assert is_ours(held(0, 120, A, generation=9), [(1, 120)], mine)
-    assert is_ours(held(0, 100, A, generation=9), [(1, 120)], mine), "that run passed step 100 too"
+    assert is_ours(held(0, 100, A, generation=9), [(1, 120)], mine), "run A passed step 100 on its way to 120"
     assert not is_ours(held(0, 140, A, generation=9), [(1, 120)], mine)
-    assert not is_ours(held(0, 120, A, generation=9), [(1, 120), (2, 100)], mine), "this run passed step 120 once more"
+    assert not is_ours(held(0, 120, A, generation=9), [(1, 120), (2, 100)], mine), (
+        "run B went back to step 100 and passed step 120 again"
+    )
     assert not is_ours(held(0, 120, C, generation=9), [(1, 120)], mine)
 
 
@@ -116,13 +122,15 @@ def test_a_new_run_starts_from_files_only() -> None:
 
 
 def test_a_new_run_starts_only_from_steps_of_the_last_ones_lineage() -> None:
-    """The last run had rolled back from 30 to 10; a machine that could not set its files aside still has the old 20."""
+    """The last run had rolled back from step 30 to 10. One machine could not set files aside and still has step 20."""
     last = EarlierRun(run=B, origin_runs=[A], lineage=[(4, 5), (5, 10)])
     files = [held(0, 20, B, generation=5), held(1, 20, B, generation=4), *(held(r, 5, A, generation=9) for r in (0, 1))]
     with pytest.raises(CheckpointError, match="rank 1 lacks it; there are steps 5"):
         choose_start(files, TWO, last, at=20)
     chosen, runs = choose_start(files, TWO, last)
-    assert (chosen.step, runs) == (5, [A]), "the step that it began with is its own, though another run saved it"
+    assert (chosen.step, runs) == (5, [A]), (
+        "the last run began at step 5, so it is its own step, although run A saved it"
+    )
     chosen, runs = choose_start([held(0, 5, A), held(1, 5, B, generation=4)], TWO, last, at=5)
     assert (chosen.step, runs) == (5, [A, B])
 
@@ -134,7 +142,7 @@ def test_complete_steps_of_older_runs_can_be_used() -> None:
     assert choose_start(older, TWO, last)[0].step == 20
     with pytest.raises(CheckpointError, match="rank 1 lacks it"):
         choose_start([held(0, 20, B, generation=4), held(1, 20, A, generation=3)], TWO, last, at=20)
-    assert choose_start(older, TWO, EarlierRun(), at=20)[1] == [A], "nobody knows the last run"
+    assert choose_start(older, TWO, EarlierRun(), at=20)[1] == [A], "the last run is unknown"
 
 
 @given(copies, st.sampled_from(["", B]), st.none() | st.integers(1, 4))

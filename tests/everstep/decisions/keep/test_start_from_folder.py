@@ -1,4 +1,4 @@
-"""A folder that a job cannot start from is refused with the reason."""
+"""A folder from which a job cannot start is refused with the reason."""
 
 from __future__ import annotations
 
@@ -52,4 +52,6 @@ def test_files_of_different_jobs_in_one_folder_are_refused() -> None:
     assert "rank 0 is of run 20261121-1, rank 1 of 20261122-2" in judge_folder(PATH, seen, runs)
     sizes_differ = {0: ("", sizes), 1: ("", "2,1,1,1,pp-dp-tp")}
     assert "is of sizes 1,2,1,1,pp-dp-tp" in judge_folder(PATH, seen, sizes_differ)
-    assert judge_folder(PATH, seen, {0: ("20261121-1", ""), 1: ("", sizes)}) == "", "old files have no run"
+    assert judge_folder(PATH, seen, {0: ("20261121-1", ""), 1: ("", sizes)}) == "", (
+        "a file of an older release names no run"
+    )

@@ -1,4 +1,4 @@
-"""The book of leases, case by case: which job has which machine. test_book_laws.py has the invariants."""
+"""The book of leases, case by case: which job has which machine. test_book_laws.py has the laws."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_job_gets_a_faulty_machine_until_a_poll_finds_no_fault() -> None:
     poll.apply(state, PollAnswers(faults={"m1": "gpu-lost: GPU 3: lost"}), began_ns=2, now_ns=3)
     refused = book.lease(state, want("gpt", 0, 1), now_ns=4)
     assert (refused.refused, refused.may_change) == ({"m1": "it is faulty: gpu-lost: GPU 3: lost"}, True)
-    assert places(state)["m0"] == "free", "all machines or none"
+    assert places(state)["m0"] == "free", "a job gets all requested machines or none"
     poll.apply(state, PollAnswers(), began_ns=5, now_ns=6)
     assert not book.lease(state, want("gpt", 0, 1), now_ns=7).refused
 
@@ -86,7 +86,9 @@ def test_a_job_keeps_a_machine_on_which_a_fault_is_known() -> None:
     state = pool(2)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     state.machines["m1"] = state.machines["m1"].model_copy(update={"fault": "gpu-lost"})
-    assert not book.lease(state, want("gpt", 0, 1), now_ns=3).refused, "the job's own rules decide about it"
+    assert not book.lease(state, want("gpt", 0, 1), now_ns=3).refused, (
+        "the job's own rules decide about the faulty machine"
+    )
 
 
 def test_only_one_job_gets_a_machine() -> None:
@@ -152,7 +154,7 @@ def test_an_unfit_machine_is_no_replacement() -> None:
 
 
 def quarantine(state: PoolState) -> int:
-    """Evict m0 of the job gpt; returns the time of that."""
+    """Evict m0 from the job gpt, and return the time of the eviction."""
     book.lease(state, want("gpt", 0), now_ns=2)
     assert book.replace(state, evict("m0", id=f"i/{state.machines['m0'].evicted_ns}"), now_ns=HOUR).machines
     return HOUR
@@ -175,7 +177,9 @@ def test_a_machine_leaves_quarantine_only_after_it_passed_its_tests_and_is_clean
     [returned] = poll.questions(state, PollAnswers()).returned
     assert (returned.machine, returned.job) == ("m0", "gpt")
     looked(200)
-    assert poll.questions(state, PollAnswers()).returned == [returned], "the ledger did not answer"
+    assert poll.questions(state, PollAnswers()).returned == [returned], (
+        "the ledger did not answer, so the return is written again"
+    )
     looked(210, written=[returned])
     assert poll.questions(state, PollAnswers()).returned == []
 

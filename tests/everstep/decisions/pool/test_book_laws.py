@@ -1,4 +1,4 @@
-"""Invariants of the pool's book over any requests in any order."""
+"""Laws of the pool's book, under any requests in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.everstep.decisions.pool.test_book import S, evict, machine, pool, wan
 
 
 class BookLaws(RuleBasedStateMachine):
-    """Leases, replacements, returns, polls and operators in any order, against a plain map of machines to jobs."""
+    """Leases, replacements, returns, polls and operators in any order. A map of machines to jobs checks the book."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class BookLaws(RuleBasedStateMachine):
         answer = book.replace(self.state, request, now_ns=self._tick())
         if answer.machines:
             (new,) = answer.machines.values()
-            assert self.has.get(new.name) is None, "nobody had it"
+            assert self.has.get(new.name) is None, "no job had the new machine"
             del self.has[name]
             self.has[new.name] = job
             self.answers[request.id] = answer
@@ -54,7 +54,7 @@ class BookLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule(data=st.data())
     def not_fit(self, data: st.DataObject) -> None:
-        """The newest replacement is not fit."""
+        """Report that the newest replacement is not fit."""
         [(old, new)] = list(self.answers.values())[-1].machines.items()
         job = self.has.get(new.name)
         if job is None:
@@ -64,7 +64,7 @@ class BookLaws(RuleBasedStateMachine):
         answer = book.replace(self.state, request, now_ns=self._tick())
         if answer.machines:
             [came] = answer.machines.values()
-            assert self.has.get(came.name) is None, "nobody had it"
+            assert self.has.get(came.name) is None, "no job had the new machine"
             del self.has[new.name]
             self.has[came.name] = job
         assert book.replace(self.state, request, now_ns=self._tick()) == answer

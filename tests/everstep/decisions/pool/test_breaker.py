@@ -22,7 +22,7 @@ def leaves(
 
 
 def cluster(jobs: int = 4) -> PoolState:
-    """Return 60 machines, of which four jobs have 40."""
+    """Return a pool of 60 machines. Four jobs have 40 of them."""
     state = pool(60, standbys=20)
     for job in range(jobs):
         assert not book.lease(state, want(f"job{job}", *range(job, 40, jobs)), now_ns=2).refused
@@ -48,7 +48,7 @@ def test_an_operator_approves() -> None:
 
 @pytest.mark.parametrize("what", ["other reasons", "over hours", "two jobs"])
 def test_what_is_no_wave(what: str) -> None:
-    """A rack that fails belongs to few jobs, and machines fail over the day for many reasons."""
+    """A rack that fails belongs to few jobs, and over a day machines fail for many reasons."""
     jobs = 2 if what == "two jobs" else 4
     state = cluster(jobs)
     for number in range(LEAST_MACHINES + 4):

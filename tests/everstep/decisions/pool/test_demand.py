@@ -1,4 +1,4 @@
-"""The number of standbys in use on each day equals a count at single moments."""
+"""The number of standbys in use on each day. It must equal a count at single moments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstep.decisions.pool.demand import (
 )
 
 PARTS = 4
-"""The parts of a day: failures begin and end at quarters of days."""
+"""The number of parts of a day. Failures begin and end at quarters of days."""
 DAYS = 30
 
 
@@ -34,7 +34,7 @@ RECORDS = st.builds(
 
 
 def counted(record: FailureRecord) -> list[int]:
-    """Return for each day the largest number of machines that are away at the start of a quarter."""
+    """Return for each day the largest number of machines that are away, as counted at the start of each quarter."""
 
     def away(machine: str, moment: float) -> bool:
         own = [failure for failure in record.failures if failure.machine == machine]

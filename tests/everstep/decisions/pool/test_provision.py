@@ -25,7 +25,7 @@ def listing(count: int, *, standbys: int = 0, at_most: int = 0, **more: object) 
 
 
 def cluster(count: int, job: int, *, standbys: int = 0, at_most: int = 0) -> PoolState:
-    """A pool of ``count`` machines, of which a job has the first ``job``."""
+    """Return a pool of ``count`` machines. A job has the first ``job`` of them."""
     state = PoolState()
     poll.apply(state, listing(count, standbys=standbys, at_most=at_most), began_ns=0, now_ns=1)
     machines = [machine(number) for number in range(job)]
@@ -50,7 +50,7 @@ def test_a_job_that_waits_for_machines_gets_as_many_as_it_lacks() -> None:
     assert answer.why == "2 needed and 1 to spare; the cluster is asked for more"
     assert wanted(state, now_ns=4) == 6
     assert evict(state, "m1", "m2").why == answer.why
-    assert wanted(state, now_ns=4) == 6, "the same request counts once"
+    assert wanted(state, now_ns=4) == 6, "the repeated request counts only once"
 
 
 def test_machines_that_were_requested_are_not_requested_again() -> None:
@@ -102,7 +102,7 @@ def test_a_job_that_continues_or_ended_waits_for_no_machine(ends: str) -> None:
     running = RunningJob(job="gpt", run="1", machines=[machine(number) for number in range(4)], settled=True)
     more = {"over": ["gpt"]} if ends == "over" else {"jobs": [running]}
     poll.apply(state, listing(4, at_most=8, **more), began_ns=2, now_ns=9)
-    assert state.short if ends == "settled" else True, "it asked since then"
+    assert state.short if ends == "settled" else True, "the job made another request since then"
     poll.apply(state, listing(4, at_most=8, **more), began_ns=10, now_ns=11)
     assert (state.short, wanted(state, now_ns=12)) == ({}, 0)
 

@@ -1,4 +1,4 @@
-"""The code that idle machines get: each version once, on few machines at a time, and never on machines of a job."""
+"""Idle machines get the code of jobs: each version once, on few machines at a time, and never on machines of a job."""
 
 from __future__ import annotations
 

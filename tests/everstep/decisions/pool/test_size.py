@@ -1,4 +1,4 @@
-"""The size of the pool: the paper's table, exact sums, and invariants."""
+"""The size of the pool: the paper's table, exact sums, and laws."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RATES = st.floats(0.0, 1.0)
 
 
 def burst(machines: int, *, days: float = 30.0, every: int = 1) -> FailureRecord:
-    """A cluster of 100 machines of which some fail together on each of several days, and are back within hours."""
+    """Record a cluster of 100 machines. On several days, some fail together, and are back within hours."""
     times = [(day + 0.5, n) for day in range(0, int(days), every) for n in range(machines)]
     return FailureRecord(100, days, tuple(MachineFailure(f"m{n}-{at}", at, at + 0.2) for at, n in times))
 
 
 @pytest.mark.parametrize(("machines", "standbys"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
 def test_the_papers_table(machines: int, standbys: int) -> None:
-    """ByteRobust, table 5."""
+    """These are the numbers of ByteRobust's table 5."""
     assert binomial_quantile(machines, PAPER_RATE) == standbys
     size = pool_size(machines, None)
     assert (size.standbys, size.decided_by, size.rate.source, size.record) == (standbys, "binomial", "paper", None)
@@ -48,7 +48,7 @@ def test_the_quantile_equals_an_exact_sum(machines: int, thousandths: int) -> No
     total = Fraction(0)
     for count in range(machines + 1):
         total += comb(machines, count) * exact**count * (1 - exact) ** (machines - count)
-        assume(abs(float(total) - 0.99) > 1e-9)  # a float may stand on the other side there
+        assume(abs(float(total) - 0.99) > 1e-9)  # so close to 0.99, a float may be on the other side
         if total >= Fraction(99, 100):
             break
     assert binomial_quantile(machines, rate) == count
@@ -64,7 +64,10 @@ def test_the_quantile_equals_an_exact_sum(machines: int, thousandths: int) -> No
     ],
 )
 def test_the_quantile_of_many_machines(machines: int, rate: float, low: int, high: int) -> None:
-    """Near the mean and 2.33 standard deviations; the float of the chance that none fails would be 0."""
+    """The quantile is near the mean plus 2.33 standard deviations.
+
+    This is also true where the probability of no failure at all is too small for a float.
+    """
     assert low <= binomial_quantile(machines, rate) <= high
 
 
@@ -190,7 +193,7 @@ def test_our_rule_holds_99_percent_of_days(
 
 
 def test_no_day_is_sized_from_what_came_later(trace: FailureRecord) -> None:
-    """The sizes for the first days stay the same without the later days."""
+    """The sizes for the first days are the same without the later days."""
     early = walk_forward(trace.before(60), Refill.REPAIR)
     failures = tuple(failure for failure in trace.failures if failure.failed_day < 60)
     assert early == walk_forward(FailureRecord(trace.machines, 60, failures), Refill.REPAIR)

@@ -1,4 +1,4 @@
-"""An unfit replacement is replaced by the next machine; without one, the evicted machine stays in the job."""
+"""An unfit replacement is replaced by the next machine. If there is none, the evicted machine stays in the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.everstep.decisions.pool.test_book import evict, machine, places, pool
 
 
 def unfit(new: str, old: str, *, id: str = "i/2", keep: tuple[int, ...] = ()) -> ReplaceRequest:
-    """Return a request for another machine, because ``new``, which replaces ``old``, is unfit."""
+    """Return a request for another machine. ``new``, which replaces ``old``, is unfit."""
     return evict(new, id=id, keep=keep).model_copy(update={"back": {new: old}})
 
 
@@ -38,7 +38,7 @@ def test_without_another_replacement_the_evicted_machine_stays() -> None:
     back = state.machines["m1"]
     assert (back.job, back.run, back.evicted_ns, back.uncleaned, back.wanted_out) == ("gpt", "1", [], False, True)
     assert back.fault == ""
-    assert state.short["gpt"].machines == 1, "the cluster is asked for one more machine"
+    assert state.short["gpt"].machines == 1, "gpt is short of one machine, so the cluster is asked for one"
     assert book.replace(state, unfit("m2", "m1", keep=(0, 1)), now_ns=5) == answer
 
 

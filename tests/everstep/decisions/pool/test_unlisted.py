@@ -8,7 +8,7 @@ from tests.everstep.decisions.pool.test_book import HOUR, evict, machine, places
 
 
 def dead(**evict_more: str) -> PoolState:
-    """m1 died, was evicted and is not in the list any more: m3 has replaced it."""
+    """Return a pool in which m1 died, was evicted and is no longer in the list. m3 has replaced it."""
     state = pool(3, standbys=1)
     book.lease(state, want("gpt", 0, 1), now_ns=2)
     request = evict("m1", keep=(0,))
@@ -40,7 +40,7 @@ def test_a_machine_that_died_and_left_the_list_is_forgotten_once_its_evictions_d
     poll_without_m1(state, 25)
     assert "m1" not in state.machines
     poll.apply(state, PollAnswers(machines=[*NEW_LIST, machine(1)], standbys=1), began_ns=26 * HOUR, now_ns=26 * HOUR)
-    assert places(state)["m1"] == "provisioning", "it counts as new"
+    assert places(state)["m1"] == "provisioning", "m1 was forgotten, so it counts as new"
 
 
 def test_a_machine_in_the_list_is_not_forgotten_nor_is_one_that_came_back_into_it() -> None:

@@ -1,4 +1,4 @@
-"""ETTR equals a count of single seconds, and satisfies its invariants."""
+"""ETTR is equal to a count of single seconds, and has its laws."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_time_there_is_no_ratio() -> None:
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Launch], list[Outage]]:
-    """Draw the launches and incidents of a job that starts at 0; the times at which they ended may be missing."""
+    """Draw the launches and incidents of a job that starts at 0. Some of their ends may be unknown."""
     launches = [
         Launch(begin * S, draw(st.none() | st.integers(begin, 60).map(lambda one: one * S)))
         for begin in sorted(draw(st.sets(st.integers(1, 50), max_size=4)))

@@ -1,4 +1,4 @@
-"""The causes of lost time: they sum up to what ETTR does not count, and each follows from its stages."""
+"""The causes of lost time. They sum up to the time that ETTR does not count, and each follows from its stages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def known_times(draw: st.DrawFn) -> IncidentTimes:
 def test_all_causes_sum_up_to_the_time_that_ettr_does_not_count(
     spans: list[Interval], times: IncidentTimes, now: int, window: int | None
 ) -> None:
-    """Any stages divide the time of an incident, and never make it longer or shorter."""
+    """Stages only divide the time of an incident. They never make it longer or shorter."""
     counted = ettr(spans, start_ns=0, now_ns=now * S, window_s=window)
     begin = 0 if window is None else max(0, now - window)
     causes = time_lost(spans, {ID: times}, begin_ns=begin * S, end_ns=now * S)
@@ -52,7 +52,7 @@ def test_all_causes_sum_up_to_the_time_that_ettr_does_not_count(
 
 
 def lost(times: IncidentTimes | None, *more: Interval, end: float | None = 200, now: float = 300) -> dict[str, float]:
-    """Causes of an incident after the step at 100 s that took any time."""
+    """Return the causes, with their seconds, of an incident after the step at 100 s."""
     spans = [Interval(100 * S, None if end is None else round(end * S), "recovery", ID), *more]
     causes = time_lost(spans, {ID: times} if times else {}, begin_ns=0, end_ns=round(now * S))
     return {cause: seconds for cause, seconds in causes.items() if seconds and cause != "productive"}
@@ -83,7 +83,7 @@ def test_a_parked_job_is_parked_between_its_notes() -> None:
     )
     times = IncidentTimes(100 * S, stages, parked=((120 * S, 180 * S),))
     parked = Interval(120 * S, 180 * S, "parked", ID)
-    # The 18 s before it, which no stage covers, were spent on repeated requests for copies.
+    # No stage covers the 18 s before it. They were spent on repeated requests for copies.
     assert lost(times, parked) == {"decide": 20, "parked": 60, "restart": 20}
     assert lost(IncidentTimes(100 * S, stages[:4])) == {"decide": 2, "parked": 60, "restart": 38}
 

@@ -15,34 +15,34 @@ EIGHT = tuple(f"m{number}" for number in range(8))
 
 
 def found(machine: str, reason: str = "gpu-lost", *, ago_s: float = 1.0, **fields: Any) -> MachineFinding:
-    """A finding of a fault that names its machine for sure, as far as the fields do not change that."""
+    """Return a finding of a fault whose machine is certain, unless the fields change that."""
     fields = {"inspection": "test", "sure": True} | fields
     return MachineFinding(machine=machine, finding=Finding(reason=reason, since_ns=NOW - round(ago_s * S), **fields))
 
 
 def flap(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> MachineFinding:
-    """A link that went down and up again."""
+    """Return a finding of a link that went down and up again."""
     fields: dict[str, Any] = {"owner": Owner.NETWORK, "verdict": Health.UNKNOWN, "sure": False}
     return found(machine, "nic-flap", item=item, ago_s=ago_s, inspection="link", **fields)
 
 
 def link_down(machine: str, item: str = "eth0", *, ago_s: float = 1.0) -> MachineFinding:
-    """A link that is down."""
+    """Return a finding of a link that is down."""
     return found(machine, "nic-down", item=item, ago_s=ago_s, inspection="link", owner=Owner.NETWORK, sure=False)
 
 
 def silent(**seconds: float) -> list[MachineFinding]:
-    """Findings about silent machines; each machine with its silence in seconds."""
+    """Return findings about silent machines. Each machine is given with its silence in seconds."""
     return findings_of_silence(seconds, RecoveryPolicy())
 
 
 def plan(*findings: MachineFinding, policy: RecoveryPolicy | None = None, **fields: Any) -> EvictPlan:
-    """The plan for a job of eight machines."""
+    """Return the plan for a job of eight machines."""
     known: dict[str, Any] = {"now_ns": NOW, "machines": EIGHT, "findings": findings}
     facts = EvictFacts(**(known | fields))
     return plan_evictions(facts, policy or RecoveryPolicy())
 
 
 def evicted(plan: EvictPlan) -> list[tuple[str, str]]:
-    """The evicted machines, each with the rule that evicts it."""
+    """Return the evicted machines, each with the rule that evicts it."""
     return [(eviction.machine, eviction.rule) for eviction in plan.evict]

@@ -1,4 +1,7 @@
-"""A policy's description has every rule and number, and the description of an incident's answers has each result."""
+"""Descriptions of evictions.
+
+A policy's description has every rule and number. The description of an incident's answers has each result.
+"""
 
 from __future__ import annotations
 

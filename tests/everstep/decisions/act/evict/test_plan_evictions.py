@@ -187,7 +187,7 @@ def test_a_machine_is_named_once_and_is_not_evicted_for_silence_while_its_ranks_
 
 
 def test_two_network_alerts_evict_although_the_verdict_of_each_is_unknown() -> None:
-    """This is the exception of the property above."""
+    """This is the exception to the law above."""
     assert evicted(plan(flap("m1"), earlier=(flap("m1", ago_s=200),))) == [("m1", "repeated-network-alert")]
 
 

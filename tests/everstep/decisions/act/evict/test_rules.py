@@ -1,4 +1,4 @@
-"""Each eviction rule: when it evicts a machine, and its answer otherwise."""
+"""Each eviction rule: when it evicts a machine, and what it answers otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CULPRIT, GROUP = "hang-culprit", "hang-group"
 
 
 def why_not(machine: str, *findings: MachineFinding, **fields: Any) -> tuple[str, str]:
-    """Return the rule and the text of the only answer about a machine, which must not be evicted."""
+    """Return the rule and the text of the only answer about a machine. The machine must not be evicted."""
     decided = plan(*findings, **fields)
     assert not decided.evict + decided.ask + decided.shadow
     (answer,) = [answer for answer in decided.asked if answer.machine == machine]
@@ -60,7 +60,9 @@ def test_a_fault_that_most_machines_have_evicts_none_of_them() -> None:
         SURE,
         "gpu-cleanup: 5 of 8 machines have gpu-cleanup now: the cause is shared by them",
     )
-    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], "a fault that only m1 has evicts it"
+    assert evicted(plan(*shared, found("m1", "disk-failed"))) == [("m1", SURE)], (
+        "m1 has a fault that no other machine has, so it is evicted"
+    )
 
 
 def test_a_fault_that_half_of_the_machines_have_evicts_them() -> None:
@@ -103,12 +105,12 @@ def test_the_second_network_alert_within_five_minutes_evicts(first: MachineFindi
 @pytest.mark.parametrize(
     "first",
     [
-        link_down("m2", ago_s=302),  # too long ago
-        link_down("m3", ago_s=100),  # another machine
-        link_down("m2", ago_s=1),  # the same alert
-        link_down("m2", "eth1", ago_s=20),  # too close in time: a switch may have caused both
-        found("m2", "packet-loss", ago_s=100, owner=Owner.NETWORK, verdict=Health.UNKNOWN),  # no alert
-        found("m2", "disk-failed", ago_s=100),  # no network fault
+        link_down("m2", ago_s=302),  # this alert is too long ago
+        link_down("m3", ago_s=100),  # this is another machine
+        link_down("m2", ago_s=1),  # this is the same alert
+        link_down("m2", "eth1", ago_s=20),  # a switch may have caused both, since they are close in time
+        found("m2", "packet-loss", ago_s=100, owner=Owner.NETWORK, verdict=Health.UNKNOWN),  # this is no alert
+        found("m2", "disk-failed", ago_s=100),  # this is no network fault
     ],
 )
 def test_findings_that_are_no_second_alert(first: MachineFinding) -> None:
@@ -121,15 +123,15 @@ def test_a_link_that_is_still_down_when_the_job_stops_evicts(reason: str) -> Non
     down = found("m2", reason, item="eth0", ago_s=20, inspection="link", owner=owner, sure=False)
 
     assert evicted(plan(down)) == [("m2", ALERT)]
-    assert why_not("m2", down, stopped=False)[0] == ALERT, "the first alert while the job steps"
+    assert why_not("m2", down, stopped=False)[0] == ALERT, "a first alert evicts no machine while the job steps"
 
 
 @pytest.mark.parametrize(
     "alert",
     [
         link_down("m2", ago_s=5),  # it may be a flap
-        flap("m2", ago_s=20),  # it came back
-        found("m2", "nic-slow", ago_s=20, owner=Owner.NETWORK, sure=False),  # it is slower, but not down
+        flap("m2", ago_s=20),  # the link came back
+        found("m2", "nic-slow", ago_s=20, owner=Owner.NETWORK, sure=False),  # the link is slower, but not down
     ],
 )
 def test_a_link_that_is_not_down_for_good_is_tolerated_when_the_job_stops(alert: MachineFinding) -> None:
@@ -153,6 +155,7 @@ def test_a_link_that_the_monitor_saw_down_twice_evicts() -> None:
 
 
 def test_the_end_of_a_long_outage_is_no_second_alert() -> None:
+    """An outage is reported at its begin, and again as a flap at its end. Both are one alert."""
     began = link_down("m2", ago_s=100), link_down("m2", "eth1", ago_s=99)
 
     decided = plan(flap("m2", ago_s=30), flap("m2", "eth1", ago_s=28), earlier=began)
@@ -231,7 +234,7 @@ def test_a_broken_link_evicts_one_machine_and_many_broken_links_evict_none() -> 
 
 
 def test_the_names_of_rules_do_not_change() -> None:
-    """Job files, reports and dashboards use these names."""
+    """Job files, reports and dashboards use these names, so they must not change."""
     assert [rule.name for rule in RULES if rule.evicts] == [
         OPERATOR,
         SURE,

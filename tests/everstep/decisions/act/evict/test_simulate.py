@@ -33,7 +33,7 @@ def event(at_s: float, machine: str, **fields: Any) -> RecordedEvent:
 
 
 def evictions(simulation: Simulation) -> list[tuple[float, str, str, str]]:
-    """Time in seconds, mode, machine and rule of each simulated eviction."""
+    """Return time in seconds, mode, machine and rule of each simulated eviction."""
     return [
         ((one.time_ns - BEGIN) / S, str(one.mode), one.eviction.machine, one.eviction.rule) for one in simulation.done
     ]
@@ -140,7 +140,7 @@ def test_the_policy_decides() -> None:
 
 
 def test_machines_that_were_asked_together_are_judged_together() -> None:
-    """Judged one after the other, the first machines would be evicted for a shared fault."""
+    """If they were judged one after the other, the first machines would be evicted for a shared fault."""
     round_of_answers = [event(number / 10, f"m{number}", findings=[lost(0)]) for number in range(6)]
 
     assert evictions(run(*round_of_answers)) == []

@@ -1,4 +1,4 @@
-"""The ladder: the order of rungs for each kind of failure, and which earlier attempts count."""
+"""The ladder: the order of its rungs for each kind of failure, and which earlier attempts count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failure(symptom: Symptom = Symptom.CRASH, owner: str = "", **fields: Any) ->
 
 
 def facts(of: Failure | None = None, **fields: Any) -> LadderFacts:
-    """Return facts with which every rung can be tried."""
+    """Return facts with which each rung can be tried."""
     return LadderFacts(of or failure(), **({"back_to": "v1", "tests": ("bitwise",)} | fields))
 
 
@@ -40,7 +40,7 @@ def one(rung: Rung, of: Failure | None = None, **fields: Any) -> TriedRung:
 
 
 def climbed(at: LadderFacts, policy: RecoveryPolicy = POLICY) -> list[Rung]:
-    """Return the rungs that are tried one after the other if each fails."""
+    """Return the rungs that are tried one after the other if none of them helps."""
     tried: list[TriedRung] = []
     while not (step := next_rung(with_tried(at, tried), policy)).last:
         tried.append(one(step.rung, at.failure, path=step.path))
@@ -139,7 +139,7 @@ def test_a_failure_without_a_step_or_machine_is_not_the_same_fault_as_another() 
 
 
 def test_failures_that_name_no_machine_are_the_same_fault_at_any_step() -> None:
-    """A machine that sometimes computes wrongly causes a NaN on all ranks, each time at another step."""
+    """For example, a machine that sometimes computes wrongly causes a NaN on all ranks, each time at another step."""
     remembered: list[TriedRung] = []
     climbed_to = []
     for step in (20, 3000, 4500, 9000):
@@ -152,7 +152,7 @@ def test_failures_that_name_no_machine_are_the_same_fault_at_any_step() -> None:
     alone = POLICY.changed({"ladder.repeats": 0})
     assert next_rung(facts(named, remembered=tuple(remembered)), alone).rung is D
     assert next_rung(facts(named, remembered=tuple(remembered)), POLICY).last, (
-        "after so many failures the machine does not matter"
+        "after so many failures, attempts count for any machine"
     )
 
 
@@ -165,7 +165,7 @@ def test_a_job_remembers_the_attempts_that_can_still_count() -> None:
     assert kept([unsolved, old], [one(D)], POLICY, most=10, unsolved={4}) == [unsolved, one(D)]
     of_machine = one(R, path="explained")
     assert kept([of_machine], [of_machine, one(D)], POLICY, most=10) == [one(D)], (
-        "attempts for a known cause are not kept"
+        "an attempt for a known cause is not kept"
     )
 
 
@@ -189,7 +189,7 @@ def test_attempts_for_faults_of_unknown_cause_do_not_count_for_a_known_cause(kno
     step = next_rung(facts(remembered=before, **known), POLICY)
     assert (step.rung, step.last, step.restarts, step.tried) == (R, False, 0, False)
     here = next_rung(facts(tried=before, **known), POLICY)
-    assert not here.last, "they do not count in the same incident either"
+    assert not here.last, "these attempts do not count in the same incident either"
     again = next_rung(facts(tried=(one(R, path=step.path),), **known), POLICY)
     assert again.last and again.restarts == 0
 
@@ -210,7 +210,7 @@ def test_after_a_machine_left_the_job_is_reattempted_once_more() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_launch_after_a_known_cause_does_not_show_that_the_job_fails_at_one_step(known: bool) -> None:
-    """Only a launch that failed for an unknown cause shows that. If so, even code that ran well is rolled back."""
+    """Only a launch that failed for an unknown cause shows that. Then even code that ran well is rolled back."""
     looked = (one(R, OTHER, generation=5), one(D, OTHER, generation=6), one(R, OTHER, generation=6))
     fields: dict[str, Any] = {"unsolved": frozenset({5, 6}), "version": "v2", "ran_well_h": 99.0}
     at_once = one(R, generation=0, path="explained" if known else "unclear")
@@ -233,7 +233,7 @@ def test_code_that_ran_well_is_not_rolled_back_unless_the_job_fails_again_at_one
     )
 
 
-# Laws that hold for any facts.
+# Laws, which must be true for any facts.
 
 SYMPTOMS = st.sampled_from([*Symptom, Symptom("a symptom of a later release")])
 OWNERS = st.sampled_from(["", *Owner])

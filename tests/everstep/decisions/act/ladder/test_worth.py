@@ -1,4 +1,4 @@
-"""What a rung is expected to save, and failures that are at one place by chance."""
+"""What a rung is expected to save, and how probable it is that failures have one place only by chance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_what_returns_sooner_is_worth_more(probability: float, gain_s: float, re
 
 def test_a_fault_that_is_found_saves_the_restarts_of_a_day() -> None:
     assert saving_s(1.0, 3600.0, 30.0) == pytest.approx(30.0 * HORIZON_S / 3600.0)
-    assert saving_s(1.0, 0.0, 30.0) == pytest.approx(30.0 * HORIZON_S), "it fails at once each time"
+    assert saving_s(1.0, 0.0, 30.0) == pytest.approx(30.0 * HORIZON_S), (
+        "without the rung, the job fails again immediately after each restart"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_job_trains_well_for_95_percent_of_its_time() -> None:
     assert trains_well(600.0, 30.0)
     assert not trains_well(599.0, 30.0)
     assert not trains_well(None, 30.0)
-    assert not trains_well(600.0, 0.0), "what a restart costs is not known"
+    assert not trains_well(600.0, 0.0), "the cost of a restart is not known"
 
 
 def test_only_rungs_that_cost_minutes_have_a_price() -> None:

@@ -1,4 +1,4 @@
-"""The confirmation that a launched job makes steps."""
+"""A launched job is confirmed when it makes steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ def judge(
     left_s: float | None = None,
     known_alive: bool = False,
 ) -> Confirmation | None:
-    """The judgement of a launch whose ranks have all been seen since second 1."""
+    """Return the judgement of a launch. All its ranks have been seen since second 1."""
     return judge_confirmation(
         2,
         ranks,
@@ -64,7 +64,7 @@ def time_up(*ranks: RankState, showing: Showing = NOTHING, world_size: int = 2) 
 
 
 def judged(*ranks: RankState, **fields: Any) -> Confirmation:
-    """The judgement of a launch that can already be judged."""
+    """Return the judgement of a launch that can already be judged."""
     confirmation = judge(*ranks, **fields)
     assert confirmation is not None
     return confirmation
@@ -99,24 +99,29 @@ def test_a_job_may_finish_before_its_steps_are_seen() -> None:
 
 
 def test_a_script_that_never_showed_a_step_runs_unconfirmed_after_a_while() -> None:
+    """Without steps, the launch is accepted unconfirmed, because its ranks live."""
     silent = replace(STARTED, attached=False)
     ranks = (silent, replace(silent, rank=1))
 
     assert judge(*ranks, showing=NOTHING, now_s=10) is None
     late = judged(*ranks, showing=NOTHING, now_s=12)
     assert (late.ok, late.confirmed, late.reason) == (True, False, "all 2 ranks live for 11 s; no step was shown")
-    assert judge(*ranks, showing=NOTHING, now_s=12, known_alive=True) is None, "then its steps are awaited"
+    assert judge(*ranks, showing=NOTHING, now_s=12, known_alive=True) is None, (
+        "the ranks are known to live, so the judge continues to wait for steps"
+    )
 
 
 def test_a_script_that_showed_steps_before_is_confirmed_only_by_steps() -> None:
-    """A script with a slow import lives for longer than ``confirm.alive_s``, and may then fail as it did before."""
+    """A script with a slow import lives longer than ``confirm.alive_s``. It may then fail as it did before."""
     plain = replace(STARTED, attached=False)
 
     for showing in (STEPS, CALLS):
         assert judge(plain, replace(plain, rank=1), showing=showing, now_s=500) is None
     called = replace(plain, optimizer_steps=1)
     assert judged(called, replace(called, rank=1, reports=1), showing=CALLS).confirmed
-    assert judge(called, replace(called, rank=1), showing=STEPS) is None, "a call before the loop is no step"
+    assert judge(called, replace(called, rank=1), showing=STEPS) is None, (
+        "the optimizer was called before the loop, so this call is no step"
+    )
 
 
 def test_steps_are_awaited_from_a_script_that_joined() -> None:
@@ -199,7 +204,7 @@ def test_a_rank_counts_as_silent_only_once_others_made_several_steps_without_it(
     assert showing_of([(0, False, 1), (1, False, 0)], NOTHING) == CALLS
     assert showing_of([(0, False, 3), (1, False, 0), (2, False, -1)], NOTHING).silent == [1]
     assert showing_of([(0, True, 0), (1, True, 0)], CALLS) == STEPS
-    assert showing_of([], CALLS) == CALLS, "lost ranks show nothing"
+    assert showing_of([], CALLS) == CALLS, "lost ranks show nothing, so the known kind of steps remains"
 
 
 def test_the_parts_sum_up_to_the_time_from_fork_to_step() -> None:
@@ -210,7 +215,7 @@ def test_the_parts_sum_up_to_the_time_from_fork_to_step() -> None:
 
 
 def test_a_script_without_a_loop_that_has_nothing_left_to_do_is_no_failure() -> None:
-    """The script was killed while it saved its results. After a restart it finds all steps done, and exits with 0."""
+    """The script was killed while it saved its results. After a restart, no step is left, and it exits with code 0."""
     done = replace(PLAIN, alive=False, code=0)
 
     assert judge(PLAIN, replace(done, rank=1), showing=NOTHING) is None
@@ -224,12 +229,14 @@ def test_a_rank_that_leaves_before_its_first_step_fails_the_restart_unless_the_o
     assert judge(STEPPED, left, left_s=2, now_s=61) is None
     alone = judged(STEPPED, left, left_s=2, now_s=63)
     assert (alone.ok, alone.reason) == (False, "rank 1 left with code 0 before the first step")
-    assert judge(PLAIN, replace(left, attached=False), left_s=2, now_s=601, showing=NOTHING) is None, "it may evaluate"
+    assert judge(PLAIN, replace(left, attached=False), left_s=2, now_s=601, showing=NOTHING) is None, (
+        "the other rank may be in an evaluation"
+    )
     assert judged(replace(STEPPED, alive=False, code=0), left, left_s=2, now_s=63).ok
 
 
 def test_a_restart_with_nothing_left_to_do_is_confirmed_although_its_ranks_live() -> None:
-    """The ranks left their loops by ``break``, and now write the model."""
+    """The ranks left their loops by ``break``, and write the model now."""
     out = replace(STARTED, entered_ns=5, left_ns=6)
     assert judged(out, replace(out, rank=1, alive=False, code=0)).confirmed
-    assert not judged(out, replace(out, rank=1, alive=False, code=1)).ok, "this rank left its loop by an error"
+    assert not judged(out, replace(out, rank=1, alive=False, code=1)).ok, "rank 1 left its loop by an error"

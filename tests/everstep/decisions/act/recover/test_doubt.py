@@ -213,7 +213,7 @@ SELDOM, EVEN = st.sampled_from([False, False, True]), st.booleans()
 def worlds(draw: st.DrawFn) -> tuple[CheckpointPolicy, list[StateCopy], Evidence, list[StateCopy], int]:
     """Draw a stopped job: its policy, all copies that exist, the evidence, copies out of reach, and its resume step.
 
-    For at least one step, every rank has a copy somewhere; often it is the newest possible step.
+    There is at least one step of which every rank has a copy somewhere. Often it is the newest possible step.
     """
     resume, policy = draw(RESUMES), draw(POLICIES)
     done = {rank: max(resume, 0) + draw(COMPLETED) for rank in RANKS}

@@ -1,4 +1,4 @@
-"""The facts that an incident records from evidence: the failure, the copies that are left, and the lost steps."""
+"""The facts that an incident takes from evidence: the failure, the copies that are left, and the lost steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
 
 
 def m2_empty(**more: Any) -> Evidence:
-    """m2 lost its memory; a rank on m0 failed since its connection broke, and the other ranks were stopped."""
+    """m2 lost its memory. A rank on m0 failed because its connection broke, and the other ranks were stopped."""
     victim = exited(rank=1, machine="m0", code=1, time_ns=5, completed_steps=20, exception=GLOO)
     exits = [victim, *stopped(21, range(2, 4)), *stopped(20, range(1))]
     copies = [*held(20, range(4)), *backups(20, range(4, 6), "m1")]
@@ -75,7 +75,7 @@ def test_ranks_of_an_emptied_machine_are_restored_from_their_backups_and_later_s
         (4, Tier.BACKUP, "m1"),
         (5, Tier.BACKUP, "m1"),
     ]
-    assert state.lost_steps == 1, "the survivors had completed step 21"
+    assert state.lost_steps == 1, "the ranks on other machines had completed step 21, so step 21 is lost"
     assert (state.generation, state.resume_step, state.launches) == (2, 20, [(2, 20)])
 
 
@@ -107,7 +107,7 @@ def test_if_all_machines_are_emptied_the_number_of_lost_steps_is_not_known() -> 
     failure = state.read_failure(evidence, now_ns=9, first=True)
     state.record_launch(state.choose(evidence))
 
-    assert failure.step == 120, "a saved step was completed"
+    assert failure.step == 120, "a step that was saved had been completed"
     assert state.resume_step == 120
     assert state.lost_steps is None
 
@@ -125,7 +125,7 @@ def test_lost_steps_count_from_the_generation_before_if_a_restart_made_no_step()
     state.record_launch(state.choose(evidence))
 
     assert (failure.cause, failure.step, state.resume_step) == (MACHINE_LOST, 20, 20)
-    assert state.lost_steps == 1, "step 21 of the first generation"
+    assert state.lost_steps == 1, "step 21 of the first generation is lost"
 
 
 def test_lost_steps_count_from_the_farthest_step_of_all_attempts() -> None:
@@ -200,7 +200,7 @@ def test_a_slot_that_its_rank_reported_as_damaged_is_named_and_not_chosen() -> N
     assert "rank 1 on m0: its rank could not restore it" in restore.reason
 
     again = state.choose(state.merge_evidence(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
-    assert again.step == 19, "there is no other copy of step 20"
+    assert again.step == 19, "rank 1 has no other copy of step 20"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_slot_that_its_rank_reported_as_damaged_is_named_and_not_chosen() -> N
     [
         ([raised(1, CORRUPT, stopped_by_us=True)], 20, [(2, 20)]),
         ([raised(1, "ValueError: CorruptCheckpoint")], 20, [(2, 20)]),
-        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # the rank restored from a folder, so the slot is not to blame
+        ([raised(1, CORRUPT)], 20, [(2, -1)]),  # the rank restored from a folder, and not from this slot
         ([raised(1, CORRUPT)], 10, [(2, 10)]),  # the rank restored another step
     ],
 )
@@ -236,10 +236,12 @@ def test_a_verified_slot_is_not_verified_again_before_the_next_launch() -> None:
     assert state.record_restored(Restored(verified=list(first.unverified[:5]), failed=failed))
 
     second = state.choose(evidence)
-    assert (second.step, len(second.unverified)) == (19, 6), "these are the slots of another step"
+    assert (second.step, len(second.unverified)) == (19, 6), (
+        "these slots hold another step, so they are not verified yet"
+    )
     with_backup = state.choose(evidence.model_copy(update={"held": [*evidence.held, *backups(20, range(5, 6), "m0")]}))
     assert (with_backup.step, with_backup.unverified) == (20, ())
     assert [(copy.rank, copy.tier) for copy in with_backup.copies] == [(5, Tier.BACKUP)]
 
     state.record_launch(with_backup)
-    assert not state.verified, "the ranks may have changed the slots since"
+    assert not state.verified, "after a launch, the ranks may have changed the slots"

@@ -1,4 +1,4 @@
-"""The state of an incident is the same in the next run of its workflow, and its lists have limits."""
+"""An incident's state is the same in the next run of its workflow, and its lists have limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def next_run(state: IncidentState) -> IncidentState:
     return IncidentState.model_validate_json(state.model_dump_json())
 
 
-# One strategy for each type of field. A field of a new type fails the test until its strategy is added.
+# There is one strategy for each type of field. A field of a new type fails the test until a strategy for it is added.
 OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: st.integers(0, 99),

@@ -1,4 +1,4 @@
-"""The restart plan of a stopped job."""
+"""The plan for the restart of a stopped job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def evidence(step: int = 20, **fields: Any) -> Evidence:
 
 
 def decided(plan: RestartPlan) -> tuple[Action, str]:
-    """The action of a plan, and the rule that decided."""
+    """Return the action of a plan, and the rule that decided it."""
     return plan.action, plan.verdict.rule
 
 
@@ -67,7 +67,7 @@ def test_a_silent_machine_parks_the_job() -> None:
 
 
 def lost() -> tuple[Evidence, IncidentState]:
-    """m1 lost its memory, and its disk does not answer."""
+    """The evidence and the state after m1 lost its memory. The disk of m1 does not answer."""
     unlisted = [Unlisted(tier=Tier.DISK, machines=["m1"], reason="no answer")]
     found = evidence(emptied=["m1"], searched=True, unlisted=unlisted)
     kept = found.model_copy(update={"held": found.held[:1], "exits": found.exits[:1]})
@@ -134,7 +134,9 @@ def test_after_a_nan_the_job_resumes_from_before_it_from_any_tier() -> None:
     assert decided(plan) == (Action.REATTEMPT, "try-again")
     assert plan.restore.step == 15 and {copy.tier for copy in plan.restore.copies} == {Tier.DISK}
     assert "later steps are not trusted: the loss is NaN since step 18" in plan.text
-    assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, "the newest step without the fault"
+    assert plan_restart(stopped(*copies(17, 18, 21)), known).restore.step == 18, (
+        "step 18 is restored, the newest step without the NaN"
+    )
 
 
 def test_without_a_state_from_before_a_nan_the_job_is_parked_and_resumed_from_the_newest_step() -> None:
@@ -188,7 +190,7 @@ def test_a_nan_is_a_failure_at_its_first_bad_step() -> None:
 
 
 def test_after_a_nan_a_script_that_restores_by_itself_is_tried_again() -> None:
-    """It is not known whether its own checkpoint has the fault."""
+    """It is unknown whether the script's own checkpoint has the fault."""
     known = state(anomaly=NAN, resume_step=-1, lineage=[(1, -1)])
     assert decided(plan_restart(stopped(), known)) == (Action.REATTEMPT, "try-again")
 
@@ -197,7 +199,7 @@ def test_after_a_nan_a_script_that_restores_by_itself_is_tried_again() -> None:
 
 
 def climbing(**fields: Any) -> IncidentState:
-    """A job that failed once more at the same step after a restart."""
+    """Return a job that failed once more at the same step after a restart."""
     known = state(**fields)
     known.ladder.add(Rung.REATTEMPT, known.failures[-1], "first")
     return known
@@ -208,7 +210,7 @@ def test_a_job_that_fails_again_has_its_machines_tested() -> None:
     assert decided(plan) == (Action.DIAGNOSE, "look-at-machines")
     assert plan.text == "diagnose: the cause is not known; reattempt did not help"
     by_operator = plan_restart(evidence(), climbing(), by_operator=True)
-    assert by_operator.action is Action.REATTEMPT, "an operator's resume skips the tests"
+    assert by_operator.action is Action.REATTEMPT, "a resume by an operator skips the tests"
 
 
 def test_no_machine_is_tested_while_one_is_silent_or_is_to_leave() -> None:
@@ -225,7 +227,7 @@ def test_limits_do_not_prevent_a_rung_that_tests_the_machines() -> None:
 
 
 def after_tests(**fields: Any) -> IncidentState:
-    """Tests and restarts did not help; the script shows its steps."""
+    """Return a job whose script shows its steps. Tests and restarts did not help."""
     known = climbing(showing=Showing(kind="steps"), **fields)
     for rung in (Rung.DIAGNOSE, Rung.REATTEMPT):
         known.ladder.add(rung, known.failures[-1], "then")
@@ -247,7 +249,7 @@ def test_limits_do_not_prevent_the_first_launch_after_a_failed_machine_left() ->
 
     fault = Finding(inspection="replay", reason="failed-replay")
     known.ladder.tested = [MachineFinding(machine=known.machines[-1].name, finding=fault)]
-    assert plan_restart(evidence(), known).action is Action.PARK, "the machine is still in the job"
+    assert plan_restart(evidence(), known).action is Action.PARK, "the failed machine is still in the job"
     known.record_replacement([*known.machines[:-1], Machine(name="m9", address="127.0.0.1:9")], {})
     assert decided(plan_restart(evidence(), known)) == (Action.REATTEMPT, "try-again")
 
@@ -300,7 +302,7 @@ def test_the_next_restart_names_the_rungs_that_did_not_help() -> None:
 
 
 def pcie_error(*, sure: bool) -> tuple[IncidentState, Evidence]:
-    """The second crash of the job, a second after the kernel of m1 logged a PCIe error."""
+    """Return the second crash of a job. It came a second after the kernel of m1 logged a PCIe error."""
     error = Finding(inspection="kernel-log", reason="pcie-error", sure=sure, since_ns=5 * 10**9, text="not corrected")
     died = RankExit(rank=1, machine="m1", signal=11, time_ns=6 * 10**9, completed_steps=21)
     ended = RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True, completed_steps=21)
@@ -322,13 +324,16 @@ def test_after_a_second_crash_an_unsure_finding_leads_to_tests(sure: bool, actio
     known, found = pcie_error(sure=sure)
     plan = plan_restart(found, known)
     assert plan.rung is not None and (plan.action, plan.rung.path) == (action, path)
-    assert known.is_explained, "the failure does not count against the code"
+    assert known.is_explained, "the finding explains the failure, so it does not count against the code"
     known.record_launch(plan.restore)
     assert known.failures[-1].explained is (action is not Action.DIAGNOSE)
 
 
 ERROR = Failure(generation=2, step=21, symptom=Symptom.EXCEPTION, cause="RuntimeError", time_ns=100)
-"""A failure that led to a rollback. Ranks also raise it when another rank is lost, until the loss is known."""
+"""A failure that led to a rollback.
+
+Ranks also raise this error when another rank is lost, as long as the loss is not known.
+"""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The next incident of a job after an incident was closed from outside, for example terminated."""
+"""The next incident of a job after an incident was closed from outside, for example because it was terminated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The restart rules: whether a stopped job is reattempted or parked."""
+"""The rules of restarts: whether a stopped job is reattempted or parked."""
 
 from typing import Any
 
@@ -133,7 +133,9 @@ def test_only_steady_progress_solves_a_failure_both_in_steps_and_in_time() -> No
     assert still_counting(old, failure(120, time_ns=HOUR + 2), POLICY) == []
     assert still_counting([failure(-1, time_ns=1)], failure(-1, time_ns=HOUR + 2), POLICY) == []
     own = [failure(-1, shown=3, time_ns=1)]
-    assert still_counting(own, failure(-1, shown=99, time_ns=HOUR + 2), POLICY) == own, "the script's own steps count"
+    assert still_counting(own, failure(-1, shown=99, time_ns=HOUR + 2), POLICY) == own, (
+        "without numbered steps, the steps that the process showed count, and they are too few"
+    )
     assert still_counting(own, failure(-1, shown=100, time_ns=HOUR + 2), POLICY) == []
 
 
@@ -155,7 +157,7 @@ def test_failures_of_machines_are_solved_sooner_and_do_not_interrupt_progress() 
 
 
 def test_a_fault_that_returns_at_the_same_position_was_not_solved() -> None:
-    """The job resumed from an old checkpoint: it reaches the same bad batch after hours and other faults."""
+    """The job resumed from an old checkpoint. After hours and other faults, it reaches the same bad batch again."""
     bad = failure(5000, "ValueError", time_ns=1)
     between = failure(4050, "SIGKILL", time_ns=HOUR)
     again = failure(5000, "ValueError", time_ns=9 * HOUR)
@@ -164,10 +166,14 @@ def test_a_fault_that_returns_at_the_same_position_was_not_solved() -> None:
     assert kept == [bad]
     assert decide(facts(failure=again, history=(bad, *kept)), POLICY).rule == "same-step-again"
     other = failure(5000, "SIGKILL", time_ns=9 * HOUR)
-    assert still_counting([bad, between], other, POLICY) == [bad], "the job did not pass step 5000"
+    assert still_counting([bad, between], other, POLICY) == [bad], (
+        "the job failed at step 5000 again, so it did not pass it"
+    )
     beyond = failure(5400, time_ns=HOUR + 2)
-    assert still_counting([bad], beyond, POLICY) == [], "the job had passed step 5000"
-    assert still_counting([beyond], again, POLICY) == [beyond], "the job did not reach step 5400 again"
+    assert still_counting([bad], beyond, POLICY) == [], "the job passed step 5000, so the failure there is solved"
+    assert still_counting([beyond], again, POLICY) == [beyond], (
+        "the job did not reach step 5400 again, so the failure there is not solved"
+    )
 
 
 def test_a_script_without_numbered_steps_has_positions_too() -> None:
@@ -268,7 +274,7 @@ STALE = "OSError: [Errno 116] Stale file handle: '/mnt/nfs/data.bin'"
 
 
 def service_fails(minutes: float, before: tuple[float, ...] = (), **more: object) -> RestartFacts:
-    """Storage fails at minute ``minutes``, and failed at the minutes ``before``."""
+    """Storage fails at minute ``minutes``. It also failed at the minutes ``before``."""
 
     def at(minute: float) -> Failure:
         return failure(20, time_ns=int((1000 + minute) * 60e9), classification=raised(0, STALE).classification)

@@ -1,4 +1,4 @@
-"""The book of a job's versions, under requests in any order."""
+"""The book of a job's versions: it stays consistent under requests in any order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Books(RuleBasedStateMachine):
         if change is not None:
             assert change.number != self.book.running
             self.book.switch_to(change.number, suspect=change.suspect, now_ns=self.now)
-            assert not self.book.pending(), "the newest pending version runs, and the others are superseded"
+            assert not self.book.pending(), "the newest pending version runs now, and it supersedes all others"
         self.launch()
 
     @precondition(lambda self: self.book.versions)
@@ -132,7 +132,7 @@ def test_a_repeated_request_makes_no_second_version() -> None:
 
 @given(ran=st.booleans(), withdrawn=st.booleans())
 def test_a_withdrawal_between_decision_and_launch_is_seen(ran: bool, withdrawn: bool) -> None:
-    """This holds also for a version that ran before."""
+    """The same is true for a version that ran before."""
     book = VersionBook()
     book.add_first(SPEC, S)
     book.launched(1, 0, S)

@@ -18,7 +18,7 @@ BOB = {"rollback": True, "urgency": "urgent", "operator": "bob"}
 
 
 def three() -> VersionBook:
-    """A book in which version 3 runs, and versions 1 and 2 were steady before."""
+    """Return a book in which version 3 runs. Versions 1 and 2 were steady before."""
     book = VersionBook(running=3)
     for number, (begin, end) in enumerate([(0, 100), (100, 900), (900, -1)], 1):
         ran = JobVersion(
@@ -34,7 +34,7 @@ def three() -> VersionBook:
 
 
 def restart(book: VersionBook) -> None:
-    """An incident launches the newest pending version."""
+    """Let an incident launch the newest pending version."""
     failure = Failure(generation=3, step=950, symptom=Symptom.UPDATE, cause="update", time_ns=10)
     change = next_version(book, failure, RecoveryPolicy(), explained=False, by_operator=False)
     assert change is not None

@@ -245,7 +245,7 @@ LIMITS = {"many-files": "ulimit -n 64", "many-threads": "ulimit -v 1000000"}
 
 
 def start(name: str, script: Path, log: Path, **more: str) -> subprocess.Popen[bytes]:
-    """Start a process with its output in a file."""
+    """Start a process that writes its output to a file."""
     command = [sys.executable, "-u", str(script)]
     if name in LIMITS:
         command = ["sh", "-c", f"{LIMITS[name]}; exec {' '.join(command)}"]
@@ -260,7 +260,7 @@ def start(name: str, script: Path, log: Path, **more: str) -> subprocess.Popen[b
 
 
 def run(name: str, folder: Path, small: Path) -> None:
-    """Run a program; its output is a file ``NAME.log``, or a folder ``NAME`` with a file for each rank."""
+    """Run a program. Its output becomes a file ``NAME.log``, or a folder ``NAME`` with a file for each rank."""
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "train.py"
         if name != "script-missing":
@@ -283,7 +283,7 @@ def neutral(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the named programs, or all of them."""
+    """Run the named programs, or all programs."""
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(FAULTS)
     with tempfile.TemporaryDirectory() as small:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], check=True)

@@ -1,4 +1,4 @@
-"""The first cause of a failure, from many logs; it is unknown if the logs do not show it."""
+"""The first cause of a failure, found in many logs. If the logs do not show it, it is unknown."""
 
 from __future__ import annotations
 

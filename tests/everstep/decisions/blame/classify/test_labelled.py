@@ -1,4 +1,4 @@
-"""The labelled logs: how many of them the rules classify right."""
+"""Labelled logs: how many of them the rules classify correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everstep.system.log_files import log_files, pieces
 FOLDER = Path(__file__).parent / "labelled"
 MATCHER = LineMatcher()
 WRONG = {"runs/worker-killed.log": "connection lost"}
-"""The log does not show that a DataLoader's worker was killed, but only a broken connection."""
+"""This log shows only a broken connection, and not that a DataLoader's worker was killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Each rule is the first rule that matches its examples, and it does not match similar lines."""
+"""Each rule is the first rule that matches its own examples, and it does not match similar lines."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_pieces_of_a_log_do_not_change_the_verdict(cuts: list[int]) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from([*range(65), *range(123, 256)]), max_size=300).map(bytes))
 def test_random_bytes_are_read_and_lines_are_counted(rubbish: bytes) -> None:
-    """Without letters, since these may make a word of a rule."""
+    """The random bytes are no letters, since letters may form a word of a rule."""
     verdict = scanned(rubbish + b"\n" + RAISED.encode())
 
     assert verdict.reason == "user-exception"

@@ -13,7 +13,7 @@ from everstep.model.incident import Symptom
 
 @pytest.mark.parametrize("symptom", [Symptom.CRASH, Symptom.EXCEPTION])
 def test_an_nccl_error_leads_to_the_tests_of_the_paper(symptom: Symptom) -> None:
-    """The paper's order: EUD, then all-to-all within a machine, then all-gather with neighbours."""
+    """The paper's order is EUD, then all-to-all within a machine, then all-gather with neighbours."""
     found = choose_tests(symptom, FaultClass.NCCL_ERROR, Owner.UNKNOWN)
     order = [found.tests.index(one) for one in (Diagnostic.EUD, Diagnostic.ALL_TO_ALL, Diagnostic.ALL_GATHER)]
 

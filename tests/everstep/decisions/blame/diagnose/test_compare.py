@@ -1,4 +1,4 @@
-"""The comparison of bits: the majority of a kind is right; without a majority no machine is named."""
+"""The comparison of bits: the majority of machines of a kind is right. Without a majority, no machine is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diagnosis from all tests: a machine is faulty only if a test or a comparison names it."""
+"""The diagnosis from all tests. A machine is faulty only if a test or a comparison names it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_other_bits_name_a_machine_of_three_but_not_of_two() -> None:
 
 
 def broken(*how: str, kind: str = "8 x cpu", test: str = "all-to-all") -> dict[str, list[DiagnosticResult]]:
-    """Return a result for each machine, with these reasons; an empty reason: the machine passes."""
+    """Return a result for each machine, with these reasons. If the reason is empty, the machine passes."""
     return {
         f"m{number}": [
             DiagnosticResult(

@@ -24,7 +24,7 @@ def names(count: int) -> list[str]:
 
 
 def carried_out(machines: list[str], passes: Callable[[Pair], bool | None]) -> tuple[Pairs, int]:
-    """The result, and the number of rounds until it is known."""
+    """Return the result, and the number of rounds until it is known."""
     seen: dict[Pair, bool | None] = {}
     shifted, rounds = len(shifted_rounds(machines)), 0
     while pairs := next_round(machines, seen, max(0, rounds - shifted)):

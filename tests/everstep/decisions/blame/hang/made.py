@@ -9,12 +9,14 @@ from everstep.decisions.blame.hang.stacks import ProcessRole, Signature, StackFr
 
 TORCH = "torch/distributed/distributed_c10d.py"
 FIGURE_7 = "16,2,dp=4,pp=4,tp=2"
-"""The topology of ByteRobust, figure 7: TP 2, PP 4, DP 4, two GPUs on each machine (machine = dp·4 + pp)."""
+"""The topology in figure 7 of ByteRobust: TP 2, PP 4, DP 4, and two GPUs on each machine (machine = dp·4 + pp)."""
 
 
 def stack(*functions: str, role: ProcessRole | None = None) -> Signature:
-    """Return the activity of a rank in these functions, the outermost first: ``name`` is in ``train.py``, ``name@file``
-    in another file."""
+    """Return the activity of a rank in these functions, the outermost first.
+
+    ``name`` is a function in ``train.py``, and ``name@file`` is a function in another file.
+    """
     frames = [
         StackFrame(name, file or "train.py", 1) for name, _, file in (function.partition("@") for function in functions)
     ]
@@ -27,12 +29,12 @@ STUCK = stack("train", "forward", "load")
 
 
 def of_stacks(stacks: Mapping[int, Signature]) -> JobSamples:
-    """Return the samples of a job that is known to hang, with a stack of each rank."""
+    """Return the samples of a job that is known to hang. They have a stack of each rank."""
     return JobSamples({rank: RankSample(one) for rank, one in stacks.items()}, is_hung=True)
 
 
 def figure_7() -> dict[int, Signature]:
-    """Return the stacks of all ranks in figure 7, a hang in the backward pass."""
+    """Return the stacks of all ranks in figure 7, which shows a hang in the backward pass."""
     backward = ("train", "forward_backward")
     found = dict.fromkeys(range(24), stack("train", "optimizer_step", f"reduce_scatter_tensor@{TORCH}"))
     for machine, leaf in {
@@ -51,7 +53,7 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
     Args:
         last: Group → the number of the rank's newest collective.
         pending: Group and number of each collective that the rank has not completed.
-        order: The groups of the newest collectives, in the order in which the rank entered these.
+        order: The groups of the newest collectives, in the order in which the rank entered them.
     """
     counts: dict[str, int] = {}
     newest = []
@@ -63,5 +65,5 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
 
 
 def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> JobSamples:
-    """Return the samples of a job with a record of each rank."""
+    """Return the samples of a job. They have a record of each rank."""
     return JobSamples({rank: RankSample(record=one) for rank, one in records.items()}, groups)

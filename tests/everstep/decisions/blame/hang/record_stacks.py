@@ -1,7 +1,7 @@
 """Record the corpora in ``tests/data/hangs``: real jobs on gloo, dumped by py-spy and by torch's flight recorder.
 
-Run it again for a new version of torch: ``python -P -m tests.everstep.decisions.blame.hang.record_stacks [NAME…]``. It
-needs py-spy. On two cores a job of 16 ranks takes some seconds.
+Run this file again for a new version of torch: ``python -P -m tests.everstep.decisions.blame.hang.record_stacks
+[NAME…]``. It needs py-spy. On two cores, a job of 16 ranks takes some seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[5]
 INTO = ROOT / "tests" / "data" / "hangs"
 HUNG_S, LIMIT_S = 2.0, 120.0
 ENDING = 4095
-"""The byte after the steps of ranks that is set when all ranks are ended, so that none prints a lost connection."""
+"""The byte after the steps of ranks. It is set when all ranks are killed, so that no rank prints a lost connection."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Recording:
     looks: int = 2
     """The number of samples."""
     files: bool = False
-    """Record no stacks, but the flight records that torch writes to files as pickles."""
+    """Record no stacks, but only the flight records that torch writes to files as pickles."""
 
 
 EIGHT = Topology.of(4, 2, tp=2, pp=2)
@@ -230,7 +230,7 @@ def py_spy(pid: int) -> bytes:
 
 
 def flight_record(path: Path) -> bytes:
-    """The record from torch's worker control plane; empty if the rank does not answer."""
+    """Return the record from torch's worker control plane, or nothing if the rank does not answer."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(3)
         try:
@@ -246,7 +246,7 @@ def flight_record(path: Path) -> bytes:
 
 
 def without_own_paths(data: bytes) -> bytes:
-    """Replace the folders of this computer by texts of the same length, since pickles have the lengths of texts."""
+    """Replace the folders of this computer by texts of the same length, since pickles contain the lengths of texts."""
     for path in (str(ROOT), sys.base_prefix, str(Path(sys.argv[0]).parent)):
         data = data.replace(path.encode(), b"/job".ljust(len(path), b"_"))
     return data

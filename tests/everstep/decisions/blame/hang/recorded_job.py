@@ -1,6 +1,7 @@
-"""The job that ``record_stacks.py`` records: with tensor, pipeline and data parallelism on gloo, and a chosen hang.
+"""The job that ``record_stacks.py`` records. It uses tensor, pipeline and data parallelism on gloo.
 
-Its functions have names from large training frameworks, so that its stacks look like real ones.
+A chosen fault makes it hang. Its functions have names from large training frameworks, so that its stacks look like real
+ones.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HEALTHY = Fault()
 
 
 class Tokens(Dataset[Tensor]):
-    """The data of a rank. With the fault ``loader``, the read of row ``ends_at`` never returns."""
+    """The data of a rank. With the fault ``loader``, a read of row ``ends_at`` never returns."""
 
     def __init__(self, ends_at: int) -> None:
         self.ends_at = ends_at
@@ -180,7 +181,7 @@ class Worker:
         dist.all_reduce(torch.ones(2))
 
     def two_sums(self) -> None:
-        """Call two collectives in different orders on even and odd ranks, which is a fault of the script."""
+        """Call two collectives in different orders on even and odd ranks. This is a fault of the script."""
         groups: list[Any] = [None, self.second_world]
         for group in groups if self.rank % 2 else reversed(groups):
             dist.all_reduce(torch.ones(3), group=group)

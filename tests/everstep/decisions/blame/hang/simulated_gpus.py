@@ -1,8 +1,8 @@
 """A simulated training job on GPUs, which writes the flight records that NCCL would write.
 
-Each rank enqueues its operations ahead of its GPU, which executes them in order. An operation ends when all of its
-ranks have reached it. What the flight records then show differs from gloo: most pending operations of a rank are only
-scheduled, and a rank that holds up the job may have enqueued as much as its peers.
+Each rank enqueues its operations before its GPU reaches them. The GPU executes them in order. An operation ends when
+all of its ranks have reached it. So the flight records differ from those of gloo: most pending operations of a rank are
+only scheduled. A rank that blocks the job may have enqueued as much as the other ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a job, by rank; an operation is given by its number in the rank's program."""
+    """The faults of a job, by rank. An operation is given by its number in the rank's program."""
 
     stops_before: Mapping[int, int] = field(default_factory=dict)
     """The rank does not call the operation, nor any operation after it."""
@@ -49,7 +49,7 @@ class Faults:
     never_ends: Mapping[int, int] = field(default_factory=dict)
     """The rank's GPU does not finish the operation."""
     alone: bool = False
-    """What never ends, ends for the other ranks of the operation."""
+    """The operation never ends for the rank, but it ends for the operation's other ranks."""
     swaps: frozenset[int] = frozenset()
     """The rank calls the last two collectives of its data parallel group in the other order."""
 
@@ -60,7 +60,7 @@ class SimulatedGpus:
     Args:
         topology: The topology of the job.
         faults: The faults of the job.
-        has_timing: The records show which operations have started, as with ``TORCH_NCCL_ENABLE_TIMING``.
+        has_timing: Whether the records show which operations have started, as with ``TORCH_NCCL_ENABLE_TIMING``.
     """
 
     def __init__(self, topology: Topology, faults: Faults | None = None, *, has_timing: bool = True) -> None:
@@ -93,7 +93,7 @@ class SimulatedGpus:
         return (forward * MICRO_BATCHES + backward * MICRO_BATCHES + last) * STEPS
 
     def run(self, operations: int = 10**9, order: random.Random | None = None) -> SimulatedGpus:
-        """Execute operations until nothing can go on, or until a number of operations of single ranks is over."""
+        """Execute operations until none can continue, or until a number of operations of single ranks is complete."""
         inside: dict[tuple[object, ...], set[int]] = defaultdict(set)
         ready = list(self.programs)
         while ready and operations > 0:
@@ -119,7 +119,7 @@ class SimulatedGpus:
         return self
 
     def samples(self, unknown: frozenset[int] = frozenset()) -> JobSamples:
-        """Return what the flight records of all ranks show, but for some ranks."""
+        """Return what the flight records of all ranks show, without the records of some ranks."""
         records = {rank: flight_record(self.record(rank)) for rank in self.programs if rank not in unknown}
         return JobSamples({rank: RankSample(record=one.record) for rank, one in records.items()}, self.groups)
 
@@ -155,7 +155,7 @@ class SimulatedGpus:
         return {"version": "2.10", "pg_config": config, "entries": entries[-KEPT:]}
 
     def _enqueued(self, rank: int) -> int:
-        """Return how many operations a rank has called: it reads the result of the collective of all ranks."""
+        """Return how many operations a rank has called. It waits for the result of the collective of all ranks."""
         program, at = self.programs[rank], self.done[rank]
         end = min(len(program), at + 1 + AHEAD)
         end = next((number + 1 for number in range(at, end) if program[number].group == WORLD), end)
@@ -175,7 +175,7 @@ class SimulatedGpus:
         return name
 
     def _numbered(self, rank: int) -> list[tuple[object, ...]]:
-        """Return for each operation of a rank a key that is equal for the ranks that it joins."""
+        """Return a key for each operation of a rank. The key is equal for all ranks of the operation."""
         numbers: Counter[object] = Counter()
         keys: list[tuple[object, ...]] = []
         for operation in self.programs[rank]:

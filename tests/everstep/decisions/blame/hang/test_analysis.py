@@ -89,7 +89,7 @@ def test_an_unknown_rank_is_named_if_all_others_wait_for_it() -> None:
 
 
 def test_a_rank_without_samples_is_not_named_if_another_rank_is_at_fault() -> None:
-    """The agent of rank 0 did not answer in time, and all wait for rank 5."""
+    """The agent of rank 0 did not answer in time. All other ranks wait for rank 5."""
     inside = RankSample(SYNC, record=record({"0": 7}, ("0", 7)))
     ranks = dict.fromkeys(range(1, 8), inside) | {5: RankSample(STUCK, record=record({"0": 6}))}
     evidence = JobSamples(ranks, {"0": tuple(range(8))}, moved=frozenset(), is_hung=True)
@@ -101,7 +101,7 @@ def test_a_rank_without_samples_is_not_named_if_another_rank_is_at_fault() -> No
 
 
 def test_a_rank_without_a_record_is_not_named_if_stacks_do_not_show_who_waits() -> None:
-    """On GPUs, all ranks are in ``loss.item()`` while their devices wait in a collective."""
+    """On GPUs, all ranks may be in ``loss.item()`` while their devices wait in a collective."""
     item = stack("train", "step")
     inside = RankSample(item, record=record({"0": 97}, ("0", 97)))
     ranks = dict.fromkeys(range(8), inside) | {5: RankSample(item)}
@@ -126,7 +126,7 @@ def test_without_samples_no_rank_is_named() -> None:
 
 
 def test_waiting_is_followed_to_its_end() -> None:
-    """The replicas wait for rank 4, which waits for its tensor parallel peer 5, which waits for no rank."""
+    """The replicas wait for rank 4. Rank 4 waits for its tensor parallel peer 5, which waits for no rank."""
     topology = Topology.of(4, 2, tp=2)
     groups = {f"tp{n}": (2 * n, 2 * n + 1) for n in range(4)} | {"dp0": (0, 2, 4, 6), "dp1": (1, 3, 5, 7)}
     records = {rank: record({f"tp{rank // 2}": 8, f"dp{rank % 2}": 3}, (f"dp{rank % 2}", 3)) for rank in range(8)}
@@ -138,7 +138,7 @@ def test_waiting_is_followed_to_its_end() -> None:
 
 
 def test_p2p_names_the_pair() -> None:
-    """All ranks wait for stages 0 and 1 of one replica, which wait for each other."""
+    """All ranks wait for stages 0 and 1 of one replica. These two ranks wait for each other."""
     topology = Topology.of(8, 1, pp=2)
     line = topology.group(0, "pp")
     records = {rank: record({"0": 4}, ("0", 4)) for rank in range(8) if rank not in line}
@@ -226,7 +226,7 @@ def test_no_rank_is_named_in_a_job_that_computes() -> None:
 
 @pytest.mark.parametrize("blocked_in", ["", "sleep", "socket"])
 def test_a_rank_that_waits_for_something_outside_of_the_job_is_not_blamed(blocked_in: str) -> None:
-    """The same stack without that, e.g. a lock of its own process, names the rank."""
+    """If the rank waits for nothing outside of the job, e.g. for a lock of its own process, the same stack names it."""
     ranks = {rank: RankSample(SYNC) for rank in range(8)} | {5: RankSample(STUCK, blocked_in=blocked_in)}
     samples = JobSamples(ranks, moved=frozenset())
     verdict = judge_hang(samples, EIGHT)
@@ -237,7 +237,7 @@ def test_a_rank_that_waits_for_something_outside_of_the_job_is_not_blamed(blocke
 
 
 def test_a_collective_is_not_outside_of_the_job() -> None:
-    """Gloo may poll its sockets in the rank's first thread."""
+    """Gloo may poll its sockets in the rank's main thread, so this does not count as outside of the job."""
     ranks = {rank: RankSample(SYNC, blocked_in="poll") for rank in range(8)} | {5: RankSample(STUCK)}
     assert judge_hang(JobSamples(ranks, moved=frozenset()), EIGHT).ranks == (5,)
 
@@ -266,7 +266,7 @@ def test_two_faults_at_once_are_both_named_and_many_are_not() -> None:
 
 
 def test_the_limits_choose_the_methods() -> None:
-    """The wait-for graph names the rank, and stack outliers over-evict its group."""
+    """The wait-for graph names the rank. With stack outliers alone, its group is over-evicted."""
     topology = Topology.parse(FIGURE_7)
     stacks = figure_7() | {30: STUCK}
     assert judge_hang(of_stacks(stacks), topology).machines == (15,)
@@ -275,7 +275,7 @@ def test_the_limits_choose_the_methods() -> None:
 
 
 def test_a_neighbour_that_frames_do_not_show_is_not_guessed() -> None:
-    """torch's pipelining waits for both neighbours in one function."""
+    """torch's pipelining waits for both neighbours in one function, so the stack does not show for which one."""
     topology = Topology.of(16, 1, pp=4)
     p2p = stack("train", "step", "_wait_batch_p2p@torch/distributed/pipelining/schedules.py")
     first = topology.group(0, "pp")

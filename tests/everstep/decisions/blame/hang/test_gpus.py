@@ -38,7 +38,7 @@ def test_a_rank_that_stops_is_named(culprit: int, at: int, has_timing: bool) -> 
 @settings(max_examples=15)
 @given(culprit=culprits, at=st.integers(0, STEP - 4), has_timing=timings)
 def test_a_kernel_that_never_ends_leads_to_the_machine_of_its_rank(culprit: int, at: int, has_timing: bool) -> None:
-    """No rank is missing. The collective of one machine names this machine; another leads to the machines it joins."""
+    """No rank is missing. A collective within one machine names this machine; another names all of its machines."""
     job = SimulatedGpus(TOPOLOGY, Faults(never_ends={culprit: step_of(culprit) + at}), has_timing=has_timing).run()
     verdict = judge_hang(job.samples(), TOPOLOGY)
     assert TOPOLOGY.machine(culprit) in verdict.machines, verdict.reason

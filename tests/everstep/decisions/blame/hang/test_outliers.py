@@ -19,7 +19,7 @@ def test_figure_7() -> None:
 
 
 def test_stages_may_differ() -> None:
-    """Stage 0 waits and stage 1 computes; in each stage, one rank differs."""
+    """Stage 0 waits, and stage 1 computes. In each stage, one rank differs from the others."""
     topology = Topology.of(8, 1, pp=2)
     doing = {rank: (SYNC if rank < 4 else COMPUTES,) for rank in range(8)} | {3: (STUCK,), 4: (STUCK,)}
 
@@ -29,7 +29,7 @@ def test_stages_may_differ() -> None:
 def test_a_stage_without_a_majority_is_undecided() -> None:
     topology = Topology.of(4, 1)
     found = find_outliers({0: (COMPUTES,), 1: (COMPUTES,), 2: (STUCK,), 3: (SYNC,)}, topology)
-    assert (found.ranks, found.undecided) == ((2, 3), ())  # half of the job decides
+    assert (found.ranks, found.undecided) == ((2, 3), ())  # half of all ranks compute, so this activity is dominant
 
     found = find_outliers({0: (COMPUTES,), 2: (STUCK,), 3: (SYNC,)}, topology)
     assert (found.ranks, found.undecided) == ((), (0, 2, 3))

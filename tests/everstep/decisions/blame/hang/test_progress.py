@@ -1,4 +1,4 @@
-"""How likely a hang is by two samples: it depends on the verdict, and on whether the suspects work."""
+"""How likely a hang is, from two samples. It depends on the verdict, and on whether the suspects work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_work_of_a_rank_is_that_of_all_its_processes() -> None:
 
     found = work_of(first, [*last, late], 2.0)
 
-    assert set(found) == {0, 1}, "nothing is known of a process in one sample"
+    assert set(found) == {0, 1}, "nothing is known of a process that is only in one sample"
     assert (round(found[0].share, 3), found[0].works) == (0.4, True)
     assert found[0].switches == 25.0
     assert (found[1].share, found[1].works) == (0.0, True)

@@ -1,4 +1,4 @@
-"""The verdicts on real jobs on gloo, recorded by ``record_stacks.py``."""
+"""The verdicts on recordings of real jobs on gloo. ``record_stacks.py`` made the recordings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES, OVER = HangConclusion.NAMES, HangConclusion.OVER_EVICTS
 
 
 def unpacked(name: str, folder: Path) -> tuple[Path, Topology, int]:
-    """Unpack a recording; returns its folder, its topology, and the rank at fault."""
+    """Unpack a recording. Returns its folder, its topology and the rank at fault."""
     with tarfile.open(RECORDED / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     about = json.loads((folder / ".about.json").read_text())
@@ -82,7 +82,7 @@ def test_the_scripts_own_order_is_not_a_machine(tmp_path: Path) -> None:
 
 
 def test_records_without_p2p_over_evict_the_pipeline(tmp_path: Path) -> None:
-    """Gloo does not record point-to-point operations, so the records of a pipeline do not show which rank waits."""
+    """Gloo does not record point-to-point operations. So the records of a pipeline do not show which rank waits."""
     evidence, topology, culprit = read("flight-records-pp4", tmp_path)
     verdict = judge_hang(evidence, topology)
     assert verdict.conclusion is OVER
@@ -115,7 +115,7 @@ def test_recordings_are_small() -> None:
 
 
 def test_figure_7_by_recorded_stacks_of_half_as_many_ranks(tmp_path: Path) -> None:
-    """The recorded job has 16 ranks and hangs in the backward pass; its healthy replica is used three times."""
+    """The recorded job has 16 ranks and hangs in the backward pass. Its healthy replica is used three times."""
     evidence, small, culprit = read("deadlock", tmp_path)
     large, ill = Topology.parse(FIGURE_7), small.coordinate(culprit)["dp"]
     ranks = {}

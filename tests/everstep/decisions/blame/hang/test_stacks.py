@@ -1,4 +1,4 @@
-"""The normal form of stacks: which stacks count as equal, and what their innermost frames do."""
+"""The normal form of stacks: which stacks count as equal, and what the innermost frames of a stack do."""
 
 from __future__ import annotations
 

@@ -20,8 +20,10 @@ RIGHT = ["a", "b", "c"]
 
 
 def runs_of(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False, repeat: int = 1) -> Iterator[GroupRun]:
-    """The trials of a repeat in which groups with a bad machine compute something else; ``alike``: the same each
-    time."""
+    """Return the trials of a repeat in which groups with a bad machine compute other values.
+
+    ``alike``: the values are the same each time.
+    """
     for group in plan.groups:
         struck = sorted(set(bad) & set(group.machines))
         wrong = ["a", "x", f"{struck}"] if alike else ["a", "x", group.name]
@@ -36,7 +38,7 @@ def runs_of(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False, r
 
 
 def twice(plan: ReplayPlan, bad: Iterable[int] = (), *, alike: bool = False) -> list[GroupRun]:
-    """The trials of two repeats."""
+    """Return the trials of two repeats."""
     return [run for repeat in (1, 2) for run in runs_of(plan, bad, alike=alike, repeat=repeat)]
 
 
@@ -72,7 +74,9 @@ def test_two_groups_a_phase_are_told_apart_by_the_other_phase() -> None:
     for bad in range(4):
         assert concluded(plan, twice(plan, [bad]))[:2] == (ReplayConclusion.ONE, [f"m{bad}"])
         found, suspects, _ = concluded(plan, twice(plan, [bad], alike=True))
-        assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []), "two groups against two"
+        assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []), (
+            "two groups differ from two others, so there is no majority"
+        )
 
 
 def test_groups_with_a_common_machine_do_not_confirm_each_other() -> None:
@@ -110,7 +114,7 @@ def test_a_row_and_a_column_that_broke_once_name_no_machine() -> None:
     found, suspects, text = concluded(plan, once)
     assert (found, suspects) == (ReplayConclusion.INCONSISTENT, []) and "m6 would explain it" in text
     policy = RecoveryPolicy(replay={"fault_share": 1.0})
-    assert (repeats_of(policy), repeats_of(policy, once, seen=True)) == (1, 2), "it is run again"
+    assert (repeats_of(policy), repeats_of(policy, once, seen=True)) == (1, 2), "the replay is run again"
     again = crashed(plan, ["row 1"], repeat=2)
     assert concluded(plan, [*once, *again])[0] is ReplayConclusion.INCONSISTENT
     both = crashed(plan, ["row 1", "column 2"], repeat=2)
@@ -123,7 +127,7 @@ def test_a_row_and_a_column_that_broke_once_name_no_machine() -> None:
 
 
 def other_bits(plan: ReplayPlan, groups: Iterable[str], *, repeat: int, alike: bool) -> list[GroupRun]:
-    """The trials of healthy machines, some of which compute other bits; ``alike``: the same bits each time."""
+    """Return the trials of healthy machines, some of which compute other bits. ``alike``: the same bits each time."""
     struck = set(groups)
     return [
         run.model_copy(update={"losses": ["a", "x", "" if alike else f"{run.group} {repeat}"]})
@@ -231,13 +235,13 @@ def test_if_no_group_reaches_its_end_the_text_names_the_limits(ends: list[RunEnd
     assert (found, suspects) == (ReplayConclusion.UNABLE, [])
     assert all(fragment in text for fragment in fragments)
     assert is_settled(conclude(plan, [f"m{x}" for x in range(6)], runs, shows=0.5))
-    assert concluded(plan, runs[:-1])[0] is not ReplayConclusion.UNABLE, "one group was not run yet"
+    assert concluded(plan, runs[:-1])[0] is not ReplayConclusion.UNABLE, "one group has not run yet"
     clean = [*runs[:-1], next(run for run in runs_of(plan) if run.group == "column 2")]
     assert concluded(plan, clean)[0] is not ReplayConclusion.UNABLE
 
 
 def late_with(plan: ReplayPlan, *machines: str, repeat: int = 1) -> list[GroupRun]:
-    """The trials of a repeat in which groups with one of these machines do not start."""
+    """Return the trials of a repeat in which groups with one of these machines do not start."""
     return [
         run.model_copy(update={"end": RunEnd.NOT_STARTED, "why": "rank 1 is late", "losses": [], "states": []})
         if set(machines) & set(run.machines)
@@ -252,10 +256,12 @@ def test_a_slow_start_is_a_fault_only_if_the_groups_of_one_machine_show_it_twice
     found, suspects, text = concluded(plan, once)
     assert (found, suspects) == (ReplayConclusion.INCOMPLETE, []) and "rank 1 is late" in text
     assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0})) == 1
-    assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0}), once) == 2, "it is tried again"
+    assert repeats_of(RecoveryPolicy(replay={"fault_share": 1.0}), once) == 2, "the slow start is tried again"
     found, suspects, text = concluded(plan, [*once, *twice])
     assert (found, suspects) == (ReplayConclusion.ONE, ["m3"]) and "not started in 2 runs or more" in text
-    assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayConclusion.NOTHING, []), "it was only slow"
+    assert concluded(plan, [*once, *runs_of(plan, repeat=2)])[:2] == (ReplayConclusion.NOTHING, []), (
+        "in the second repeat the groups started, so the machine was only slow"
+    )
 
 
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.data())

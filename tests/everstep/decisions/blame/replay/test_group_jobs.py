@@ -1,4 +1,4 @@
-"""The jobs that can be replayed, and the job that each group of machines runs."""
+"""Which jobs can be replayed, and which job each group of machines runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups of a dual-phase replay: the paper's formulas, and properties for all sizes."""
+"""The groups of a dual-phase replay: the paper's formulas, and laws for all sizes."""
 
 from __future__ import annotations
 

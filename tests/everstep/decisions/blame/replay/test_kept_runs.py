@@ -1,4 +1,4 @@
-"""The stored trials lead to the same conclusion as all trials, and stay small."""
+"""Stored trials lead to the same conclusion as all trials, and they stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everstep.model.replay import GroupRun, Replayed, RunEnd
 
 
 def drawn(plan: ReplayPlan, repeat: int, chance: random.Random, answers: int) -> list[GroupRun]:
-    """Return the trials of both phases; most groups reach their end, with one of several answers."""
+    """Return the trials of both phases. Most groups reach their end, with one of several answers."""
     runs = []
     for group in plan.groups:
         end = chance.choice([*[RunEnd.RAN] * 6, *RunEnd])
@@ -55,7 +55,7 @@ def concluded(plan: ReplayPlan, runs: list[GroupRun]) -> Replayed:
 def test_stored_trials_lead_to_the_same_conclusion(
     machines: int, size: int, repeats: int, answers: int, chance: random.Random
 ) -> None:
-    """The texts of the conclusions are equal, too, because no group has more answers than are kept in full."""
+    """The texts of the conclusions are equal, too. No group here has more answers than are kept in full."""
     plan, every, kept = plan_replay(machines, min(size, machines)), list[GroupRun](), list[GroupRun]()
     for repeat in range(1, repeats + 1):
         new = drawn(plan, repeat, chance, answers)

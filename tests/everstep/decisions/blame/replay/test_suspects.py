@@ -14,7 +14,7 @@ SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
 def shown(plan: ReplayPlan, *bad: int) -> dict[str, bool | None]:
-    """The result if every group with one of the bad machines shows a fault."""
+    """Return the result if every group with one of the bad machines shows a fault."""
     return {group.name: not set(bad).isdisjoint(group.machines) for group in plan.groups}
 
 
@@ -89,7 +89,7 @@ def test_one_phase_alone_names_no_machine() -> None:
 
 @given(SIZES, st.data())
 def test_groups_that_could_not_be_run_change_no_suspect(sizes: tuple[int, int], data: st.DataObject) -> None:
-    """No machine is named, or the machines that a complete replay names."""
+    """Either no machine is named, or the machines that a complete replay names."""
     m, n = sizes
     plan, bad = plan_replay(m * n, m), data.draw(st.integers(0, m * n - 1))
     complete = shown(plan, bad)

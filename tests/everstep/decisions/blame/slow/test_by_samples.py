@@ -25,11 +25,11 @@ from everstep.model.slow import SlowConclusion, SlowRound
 from everstep.model.topology import Topology
 
 DP = Topology.of(4, 2, tp=2)
-"""Four machines with two ranks each. The ranks of a machine are a tensor-parallel group; machines are data parallel."""
+"""Four machines with two ranks each. Each machine is a tensor parallel group, and machines are data parallel."""
 PIPELINE = Topology.of(8, 1, pp=2)
 NAMES = [f"m{number}" for number in range(8)]
 USUAL = RankTimes(0.4, 0.2, CpuPerStep(0.05, 0.01), CpuPerStep(0.05, 0.01))
-"""A rank that computes as long as before, although a step takes twice as long as before."""
+"""A rank that computes as long as before, although its steps take twice as long."""
 STARVED = replace(USUAL, cpu=CpuPerStep(0.05, 0.21))
 BUSY = replace(USUAL, cpu=CpuPerStep(0.25, 0.01))
 
@@ -121,7 +121,7 @@ def test_if_no_machine_is_slow_the_times_of_all_ranks_decide(
 
 
 def test_a_heavy_stage_is_compared_with_itself() -> None:
-    """All ranks of the heavy stage wait equally, and less than the ranks of the other stage."""
+    """All ranks of the heavy stage wait equally long, and shorter than the ranks of the other stage."""
     first = dict.fromkeys(PIPELINE.group(0, "dp"), 1.0)
     assert round_of(seen(PIPELINE, first), PIPELINE).outliers == ()
     slow = PIPELINE.group(0, "dp")[1]
@@ -132,14 +132,14 @@ def test_a_heavy_stage_is_compared_with_itself() -> None:
 def test_rounds_without_a_result_are_votes_for_no_machine() -> None:
     named = vote(ON_M2, {4: STARVED, 5: STARVED})
     blind = [SlowRound(number=number, problem="it failed") for number in (1, 2, 3)]
-    assert judge_rounds([*blind[:2], *named[2:]], 1).machines == ["m2"], "three of five rounds name m2"
+    assert judge_rounds([*blind[:2], *named[2:]], 1).machines == ["m2"], "three of five rounds name m2, which is enough"
     found = judge_rounds([*blind, *named[3:]], 1)
     assert (found.conclusion, found.machines) == (SlowConclusion.UNKNOWN, [])
     assert slow_round({}, {}, DP, names=NAMES, number=1, looks=3).problem
 
 
 def test_flags_of_several_machines_name_none() -> None:
-    """In each round another machine's ranks have more work."""
+    """In each round, the ranks of another machine have more work."""
     rounds = [vote({2 * number: 1.0, 2 * number + 1: 1.0}, {}, rounds=1)[0] for number in (0, 1, 2, 3, 0)]
     assert judge_rounds(rounds, 1).suspects == []
 
@@ -153,13 +153,13 @@ def test_a_sample_that_does_not_show_whether_a_rank_waits_does_not_count() -> No
     looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankSample())} for kind in kinds]
     assert count_samples(looks) == {0: SampleCounts(4, 2)}
     asleep = [{0: RankAtWork(evidence(kind), sleeps=True)} for kind in kinds]
-    assert count_samples(asleep) == {0: SampleCounts(5, 2)}, "a rank that sleeps in C++ waits"
+    assert count_samples(asleep) == {0: SampleCounts(5, 2)}, "a rank that sleeps in C++ counts as waiting"
 
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), usual=st.floats(0.2, 0.9), heavy=st.integers(0, 7))
 def test_a_healthy_job_loses_no_machine_whatever_its_samples_show(seed: int, usual: float, heavy: int) -> None:
-    """One rank always has more work than the others. Its machine gets the flags, and stays."""
+    """One rank always has more work than the others. Its machine gets the flags, but stays in the job."""
     draw = random.Random(seed)
 
     def share(rank: int) -> float:
@@ -173,7 +173,7 @@ def test_a_healthy_job_loses_no_machine_whatever_its_samples_show(seed: int, usu
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), slow=st.integers(0, 3), factor=st.floats(2.0, 4.0))
 def test_only_the_slow_machine_may_leave(seed: int, slow: int, factor: float) -> None:
-    """The ranks of the slow machine compute nearly all the time, unlike the other ranks."""
+    """Unlike the other ranks, the ranks of the slow machine compute nearly all the time."""
     draw = random.Random(seed)
     own = DP.ranks(slow)
 

@@ -27,7 +27,7 @@ def times(
     with_work: bool = False,
     topology: Topology = TOPOLOGY,
 ) -> list[PhaseTime]:
-    """The times of forward, backward and waiting of each rank; ``factors`` makes ranks slower."""
+    """Return the times of forward, backward and waiting of each rank. ``factors`` makes ranks slower."""
     draw, found = random.Random(3), []
     for step in range(steps):
         length = {rank: 1 + uneven * draw.random() for rank in range(topology.world_size)}
@@ -168,7 +168,7 @@ def test_any_slow_machine_is_found_in_any_order_of_rows(machine: int, factor: fl
 
 
 def test_a_rank_that_is_slow_in_most_steps_only_has_uneven_work() -> None:
-    """In three of five steps, which is too seldom for a slow machine."""
+    """The rank is slow in three of five steps, which is too seldom for a slow machine."""
     slow = times({6: 1.5, 7: 1.5})
     rows = [one if one.step % 5 < 2 else other for one, other in zip(times(), slow, strict=True)]
     verdict = judge_slow(rows, TOPOLOGY)
