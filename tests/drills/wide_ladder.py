@@ -162,7 +162,7 @@ GPU_TEXTS = {
     "CUDA error: the GPU is lost. Reboot the system to recover this GPU": ["m1"],
     "NCCL error in: ProcessGroupNCCL.cpp:1970, internal error - please report this issue to the NCCL developers": [],
     "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.27.5"
-    " Call to ibv_modify_qp failed with error Connection timed out": [],
+    " Call to ibv_modify_qp failed with error Connection timed out": ["m1"],
     "CUDA error: an illegal memory access was encountered": [],
     "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx": [],
 }
