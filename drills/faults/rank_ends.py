@@ -10,8 +10,7 @@ from pydantic import Field, field_validator
 from drills.faults.fault import RankFault
 from drills.spec.fault import Entry, OnRanks
 from everstep.decisions.blame.classify.first_cause import classification
-from everstep.decisions.blame.repeated_errors import REPEATS
-from everstep.model.finding import Owner
+from everstep.decisions.blame.repeated_errors import OF_HARDWARE, REPEATS
 from everstep.model.job import JobSpec
 from everstep.model.topology import Topology
 from everstep.rank.drill_faults import exception_named
@@ -92,9 +91,9 @@ class RaiseException(OnRanks, RankFault):
         return {"exception": self.exception} | ({"message": self.message} if self.message else {})
 
     def leaving(self, spec: JobSpec) -> list[str]:
-        """Return the machine of the first rank if the text names a fault of a machine, and is raised often enough."""
+        """Return the machine of the first rank if the text names a fault of hardware, and is raised often enough."""
         owner = classification(f"{self.exception}: {self.message}", "", 1).owner
-        return [self.struck_machine(spec)] if owner == Owner.MACHINE and self.times >= REPEATS else []
+        return [self.struck_machine(spec)] if owner in OF_HARDWARE and self.times >= REPEATS else []
 
 
 class KillDuringSave(OnRanks, RankFault):
