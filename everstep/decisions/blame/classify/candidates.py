@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep.base.text import signal_name
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule, Weight
@@ -67,6 +68,8 @@ def read_exit_code(code: int) -> ExitReading:
 NEAR = 200
 """Number of ordinary lines, per rank of a log, after which the program has continued. The program survived an exception
 if more lines follow it. It survived a plain hit if more lines lie between the hit and the last exception."""
+RETRIES_NEAR = 20
+"""The same number for lines of a client that tries again: they show a cause only if they are right before the end."""
 STEPS_AFTER = 50
 """If at least this many reports of steps follow a hit, the training continued, so the program survived the hit. Few
 reports are not enough: some loggers report a step twice in a line, and in some logs each rank reports it."""
@@ -131,8 +134,16 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
     candidates = [_of_chain(stream, chain, log.ordinary - chain[-1].ordinary_before > near) for chain in chains]
     since = chains[-1][-1].ordinary_before - near if chains else -near
     until = log.steps - STEPS_AFTER
+    end = chains[-1][-1].ordinary_before if chains else log.ordinary
+    repeated = Counter(
+        hit.rule.name
+        for hit in stream.recent
+        if hit.weight > Weight.SURVIVED and hit.ordinary_before >= end - RETRIES_NEAR * len(log.streams)
+    )
     strongest: dict[str, LogHit] = {}
-    for hit in (*stream.first.values(), *stream.recent):
+    for found in (*stream.first.values(), *stream.recent):
+        enough = found.rule.times == 1 or repeated[found.rule.name] >= found.rule.times
+        hit = found if enough else replace(found, weight=Weight.SURVIVED)
         earlier = strongest.get(hit.rule.name)
         if earlier is None or _weight(hit, since, until) > _weight(earlier, since, until):
             strongest[hit.rule.name] = hit

@@ -131,6 +131,11 @@ class LogRule:
     vague: bool = False
     """The line says that something failed, but not why. A further line of its message, or another cause, may be
     clearer."""
+    times: int = 1
+    """A client that writes such a line tries again, so a single line shows nothing. It takes so many of them, right
+    before the end."""
+    of_frame: bool = False
+    """The pattern is searched for in the innermost frame of a traceback and its exception, as one line."""
 
     def is_in(self, line: str, lowered: str = "") -> bool:
         """Return whether a line is of this kind; ``lowered`` is the line in lower case, if the caller has it."""

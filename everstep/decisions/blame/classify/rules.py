@@ -91,6 +91,7 @@ LOG_RULES: tuple[LogRule, ...] = (
     *GENERAL_RULES,
 )
 """All rules, in order: a line belongs to the first rule that matches it."""
+FRAME_RULES = tuple(rule for rule in LOG_RULES if rule.of_frame)
 
 TRIGGERS = (
     b"error",

@@ -305,7 +305,8 @@ GPU_RULES = (
         hints="gpu is lost|gpu requires reset|device handle for gpu|nvml|nvidia-smi has failed|no devices were found",
         pattern=(
             "GPU is lost|GPU requires reset|Unable to determine the device handle for GPU|NVMLError_(?:GpuIsLost"
-            "|ResetRequired)|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found"
+            r"|ResetRequired|LibRmVersionMismatch|DriverNotLoaded)\b|Failed to initialize NVML|NVIDIA-SMI has failed"
+            "|NVML/RM version mismatch|nvml error: driver|^No devices were found"
         ),
         source="NVIDIA: nvmlErrorString, nvidia-smi",
         matches=(
@@ -313,8 +314,17 @@ GPU_RULES = (
             "this GPU",
             "Failed to initialize NVML: Driver/library version mismatch",
             "pynvml.NVMLError_GpuIsLost: GPU is lost",
+            "pynvml.nvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.",
+            "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown",
+            "docker: Error response from daemon: OCI runtime create failed: runc create failed: nvidia-container-cli: "
+            "initialization error: nvml error: driver/library version mismatch: unknown.",
         ),
-        misses=("nvml initialized, 8 GPUs", "INFO no devices were found in the cache"),
+        misses=(
+            "nvml initialized, 8 GPUs",
+            "INFO no devices were found in the cache",
+            "pynvml.NVMLError_InvalidArgument: Invalid Argument",
+            "RuntimeError: the version of the library does not match the driver",
+        ),
     ),
     LogRule(
         "cuda-ecc",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from everstep.decisions.blame.classify.rule import FaultClass, LogRule
+from everstep.decisions.blame.classify.rules_storage import OBJECT_STORE
 from everstep.model.finding import Owner
 
+LLM_ERROR = "API(?:Timeout|Connection)Error|RateLimitError|InternalServerError|OverloadedError|ServiceUnavailableError"
+"""Errors of clients of language models that blame the service, not the request."""
 NETWORK_RULES = (
     LogRule(
         "name-resolution",
@@ -69,18 +72,20 @@ NETWORK_RULES = (
             "httpsconnectionpool|httpconnectionpool|max retries exceeded|hfhub|localentrynotfound|wandb|urlopen error"
             "|http error|server error|client error|too many requests|newconnectionerror|couldn't connect to"
             "|we couldn't connect|bad gateway|service unavailable|connecterror|remotedisconnected|http code"
-            "|returned error|aiohttp"
+            "|returned error|aiohttp|openai|anthropic|litellm|raytaskerror|state=finished"
         ),
         pattern=(
-            r"HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
+            rf"^(?!.*(?:{OBJECT_STORE})).*?"
+            r"(?:HTTPS?ConnectionPool\(|Max retries exceeded|LocalEntryNotFoundError|couldn't connect to '?https?://"
             r"|HfHubHTTPError|OfflineModeIsEnabled|wandb\S*:? .*(?:Network error|CommError|ConnectionError|timed out)"
             r"|CommError|<urlopen error|HTTP Error (?:5\d\d|429)|HTTPError: (?:5\d\d|429)|[45]\d\d (?:Server"
             "|Client) Error|NewConnectionError|(?:502 Bad Gateway|503 Service Unavailable|429 Too Many Requests)"
             r"|aiohttp\S*\.(?:Server(?:Disconnected|Timeout)|ClientPayload|ClientConnector|ClientOS)Error"
             r"|httpx\.Connect\w+|httpcore\.Connect\w+|RemoteDisconnected|The requested URL returned error: (?:5\d\d"
-            "|429)"
+            rf"|429)|\b(?:openai|anthropic|litellm)\b\S*\.(?:{LLM_ERROR}|Timeout)\b|RayTaskError\((?:{LLM_ERROR})\)"
+            rf"|state=finished raised (?:{LLM_ERROR})\b)"
         ),
-        source="requests, urllib3, urllib, httpx, aiohttp, huggingface_hub, wandb, curl",
+        source="requests, urllib3, urllib, httpx, aiohttp, huggingface_hub, wandb, curl, openai, anthropic, litellm",
         matches=(
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
             "exceeded",
@@ -88,8 +93,22 @@ NETWORK_RULES = (
             "urllib.error.HTTPError: HTTP Error 503: Busy",
             "HTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api/models/a/commit/main",
             "wandb: Network error (ConnectionError), entering retry loop.",
+            "openai.APITimeoutError: Request timed out.",
+            "openai.RateLimitError: Error code: 429 - {'error': {'message': 'Rate limit reached'}}",
+            "anthropic._exceptions.OverloadedError: Error code: 529",
+            "ray.exceptions.RayTaskError(APITimeoutError): ray::TaskRunner.run() (pid=9609, ip=10.14.9.72)",
+            "tenacity.RetryError: RetryError[<Future at 0x7f2a state=finished raised APIConnectionError>]",
         ),
-        misses=("wandb: Run data is saved locally", "http errors: 0"),
+        misses=(
+            "wandb: Run data is saved locally",
+            "http errors: 0",
+            "openai.BadRequestError: Error code: 400 - {'error': {'message': 'too many tokens'}}",
+            "openai.AuthenticationError: Error code: 401",
+            "judge.RateLimitError: two rewards per step",
+            "ray.exceptions.RayTaskError(ValueError): ray::TaskRunner.run() (pid=9609, ip=10.14.9.72)",
+            "urllib3.exceptions.ReadTimeoutError: AWSHTTPSConnectionPool(host='b.s3.amazonaws.com', port=443): Read "
+            "timed out.",
+        ),
     ),
     LogRule(
         "network-unreachable",

@@ -23,6 +23,25 @@ RAY_RULES = (
         weight=Weight.DECISIVE,
     ),
     LogRule(
+        "ray-placement-timeout",
+        FaultClass.HANG,
+        Owner.UNKNOWN,
+        hints="placement group",
+        pattern=(
+            r"Failed to create placement group with \d+ bundles .* in \d+ seconds|Placement group creation timed out"
+            r"|Cannot provide a placement group of .* within \d+ seconds"
+        ),
+        source="Ray, SkyRL, vLLM: the cluster has too few resources, or has lost them",
+        matches=(
+            "RuntimeError: Failed to create placement group with 1 bundles (requiring 2.0 GPUs, 1.0 CPUs total) in 180 "
+            "seconds.",
+            "TimeoutError: Placement group creation timed out. Make sure your cluster either has enough resources or "
+            "use an autoscaling cluster.",
+        ),
+        misses=("ValueError: a placement group needs at least one bundle", "placement group created in 3 seconds"),
+        role=Role.WAIT,
+    ),
+    LogRule(
         "ray-worker-died",
         FaultClass.CRASHED,
         Owner.UNKNOWN,

@@ -51,6 +51,24 @@ SCHEDULER_RULES = (
         weight=Weight.DECISIVE,
     ),
     LogRule(
+        "ray-node-terminated",
+        FaultClass.EVICTED,
+        Owner.SCHEDULER,
+        hints="will be terminated soon",
+        pattern=r"\(autoscaler [^)]*\) Instance \S+ .*will be terminated soon \(reason: (?!idle|unused|max|user)",
+        source="Ray: the autoscaler; the end of a node that is idle, or not wanted any more, explains no failure",
+        matches=(
+            "(autoscaler +44m27s) Instance k-1a5e0001 (node IP: 10.2.140.199) will be terminated soon "
+            "(reason: kubernetes-pod-termination).",
+        ),
+        misses=(
+            "(autoscaler +9m2s) Instance k-1a5e0001 (node IP: 10.2.140.199) will be terminated soon "
+            "(reason: idle-termination).",
+            "RuntimeError: worker 3 will be terminated soon (reason: bad reward)",
+            "(autoscaler +9m2s) Removing 1 nodes of type gpu (idle).",
+        ),
+    ),
+    LogRule(
         "node-failed",
         FaultClass.NODE_FAILED,
         Owner.MACHINE,
@@ -95,10 +113,11 @@ SCHEDULER_RULES = (
             "|invalidimagename|failed to create|containercannotrun|failed to start container|pyxis|enroot"
         ),
         pattern=(
-            "ImagePullBackOff|ErrImagePull|Failed to pull image|OCI runtime (?:create|exec) failed"
+            "^(?!.*nvml error: driver).*?(?:ImagePullBackOff|ErrImagePull|Failed to pull image"
+            "|OCI runtime (?:create|exec) failed"
             "|CreateContainer(?:Config)?Error|RunContainerError|InvalidImageName|ContainerCannotRun"
             "|[Ff]ailed to create (?:containerd task|shim|pod sandbox)|failed to start container|pyxis: (?:couldn't"
-            r"|failed|container start)|enroot.*\[ERROR\]"
+            r"|failed|container start)|enroot.*\[ERROR\])"
         ),
         source=KUBERNETES + "; runc, containerd, pyxis, enroot",
         matches=(
@@ -108,7 +127,10 @@ SCHEDULER_RULES = (
             "container process",
             "pyxis: couldn't start container",
         ),
-        misses=("image pulled in 3 s",),
+        misses=(
+            "image pulled in 3 s",
+            "OCI runtime create failed: nvidia-container-cli: nvml error: driver/library version mismatch: unknown",
+        ),
         weight=Weight.DECISIVE,
     ),
     LogRule(

@@ -5,6 +5,14 @@ from __future__ import annotations
 from everstep.decisions.blame.classify.rule import ERRNO, KERNEL, FaultClass, LogRule
 from everstep.model.finding import Owner
 
+OBJECT_STORE = (
+    r"botocore\.awsrequest\.|AWSHTTPS?ConnectionPool\(|google\.api_core\.exceptions\.(?:ServiceUnavailable"
+    "|InternalServerError|TooManyRequests|DeadlineExceeded|GatewayTimeout|BadGateway|RetryError)"
+    r"|(?:HTTPS?ConnectionPool\(host='|[Cc]annot connect to host |timeout to host https?://)[\w.-]*"
+    r"(?:\bstorage\.googleapis\.com|\.blob\.core\.windows\.net)"
+    r"|(?:[Cc]annot connect to host |timeout to host https?://)[\w.-]*\bs3[\w.-]*\.amazonaws\.com"
+)
+"""A failed request of an object store's client, though its line has the words of a failed request to any service."""
 STORAGE_RULES = (
     LogRule(
         "disk-quota",
@@ -165,20 +173,86 @@ STORAGE_RULES = (
         misses=("access denied by the guard",),
     ),
     LogRule(
+        "java-class-clash",
+        FaultClass.DEPENDENCY,
+        Owner.CODE,
+        hints="java.lang.",
+        pattern=(
+            r"java\.lang\.(?:NoSuchMethodError|NoSuchFieldError|NoClassDefFoundError|ClassNotFoundException"
+            "|AbstractMethodError|IncompatibleClassChangeError|UnsupportedClassVersionError)"
+            r"|java\.lang\.ClassCastException: (?:class )?(?:org\.apache\.hadoop|com\.google)\."
+        ),
+        source="Java, as Hadoop's libhdfs and Spark show it: the jars do not fit each other, or one is missing",
+        matches=(
+            "java.lang.ClassCastException: org.apache.hadoop.hdfs.protocol.proto.ClientNamenodeProtocolProtos"
+            "$GetFileInfoRequestProto cannot be cast to com.google.protobuf.Message",
+            "java.lang.NoSuchMethodError: com.google.common.base.Preconditions.checkArgument(ZLjava/lang/String;)V",
+            "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class "
+            "org.apache.hadoop.hdfs.DistributedFileSystem not found",
+            "(unable to get root cause for java.lang.NoClassDefFoundError)",
+        ),
+        misses=(
+            "java.lang.ClassCastException: com.ada.Batch cannot be cast to com.ada.Row",
+            "org.apache.hadoop.hdfs.BlockMissingException: Could not obtain block: BP-1",
+            "java.lang.OutOfMemoryError: Java heap space",
+        ),
+    ),
+    LogRule(
+        "hdfs-call-failed",
+        FaultClass.REMOTE_STORAGE,
+        Owner.STORAGE,
+        hints="hdfs|loadfilesystems",
+        pattern=r"\b(?:hdfs\w+\b.*|loadFileSystems) error:\s*$",
+        source="Hadoop: libhdfs; the next line has the Java exception",
+        matches=(
+            "hdfsExists: invokeMethod((Lorg/apache/hadoop/fs/Path;)Z) error:",
+            "hdfsOpenFile(/data/part-7): FileSystem#open((Lorg/apache/hadoop/fs/Path;I)"
+            "Lorg/apache/hadoop/fs/FSDataInputStream;) error:",
+            "loadFileSystems error:",
+        ),
+        misses=("hdfs: mkdir: Connection refused", "hdfsExists: no error"),
+        vague=True,
+    ),
+    LogRule(
+        "remote-storage-retried",
+        FaultClass.REMOTE_STORAGE,
+        Owner.STORAGE,
+        hints="aws_logging.cc|automatically retried in",
+        pattern=(
+            r"aws_logging\.cc:\d+\] (?:Curl returned error code \d|Request failed, now waiting \d)"
+            r"|will be automatically retried in [\d.]+ seconds \(attempt \d+ out of \d+\)"
+        ),
+        source="TensorFlow: platform/s3, platform/cloud; each failed attempt writes one or two lines",
+        matches=(
+            "E tensorflow/core/platform/s3/aws_logging.cc:60] Curl returned error code 28",
+            "W tensorflow/core/platform/s3/aws_logging.cc:57] Request failed, now waiting 6400 ms before attempting "
+            "again.",
+            "I tensorflow/tsl/platform/cloud/retrying_utils.cc:73] The operation failed and will be automatically "
+            "retried in 1.38 seconds (attempt 1 out of 10), caused by: Unavailable: Error executing an HTTP request",
+        ),
+        misses=(
+            "I tensorflow/core/platform/s3/aws_logging.cc:54] Connection has been released. Continuing.",
+            "RuntimeError: curl returned error code 28",
+        ),
+        times=3,
+    ),
+    LogRule(
         "remote-storage",
         FaultClass.REMOTE_STORAGE,
         Owner.STORAGE,
         hints=(
             "botocore|slowdown|s3|hdfs|gcsfs|google.api_core|fsspec|webhdfs|dfsclient|namenode|datanode|blockmissing"
-            "|azure|aws error|could not connect to the endpoint|fstimeouterror|(read)"
+            "|azure|aws error|could not connect to the endpoint|fstimeouterror|(read)|awshttp|storage.googleapis.com"
+            "|core.windows.net|amazonaws.com|retry attempts failed|unable to connect to endpoint"
         ),
         pattern=(
             r"botocore\.\w*\.?(?:EndpointConnection|ConnectTimeout|ReadTimeout|ConnectionClosed|IncompleteRead"
             r"|ResponseStreaming|SSL)\w*Error|Could not connect to the endpoint URL|\((?:SlowDown|InternalError"
             r"|ServiceUnavailable|503|500)\) when calling|(?:hdfs|HDFS|DFSClient|DFSInputStream).*(?:Exception|failed"
             r"|error|Could not obtain block)|BlockMissingException|SafeModeException|gcsfs\.\w+\.HttpError"
-            r"|google\.api_core\.exceptions\.(?:ServiceUnavailable|InternalServerError|TooManyRequests"
-            r"|DeadlineExceeded)|azure\.core\.exceptions\.(?:ServiceRe|Http)\w+Error|AWS Error (?:NETWORK_CONNECTION"
+            rf"|{OBJECT_STORE}|\bgcsfs\b.*out of retries on exception"
+            r"|All \d+ retry attempts failed\. The last failure: |errors_impl\.\w+: .*Unable to connect to endpoint"
+            r"|azure\.core\.exceptions\.(?:ServiceRe|Http)\w+Error|AWS Error (?:NETWORK_CONNECTION"
             r"|SLOW_DOWN|INTERNAL_FAILURE|UNKNOWN)|\bFSTimeoutError\b"
             r"|(?:gsutil|gcloud storage|aws s3|s3cmd|azcopy|hdfs dfs|rclone)\b.*\): exit [1-9]\d* \(read\)"
         ),
@@ -193,8 +267,17 @@ STORAGE_RULES = (
             "OSError: ((' gsutil cat gs://data/train/20.tar',), {'shell': True}): exit 1 (read) {'rank': -1}",
             "OSError: When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION during "
             "HeadObject operation",
+            "google.api_core.exceptions.RetryError: Timeout of 120.0s exceeded, last exception: "
+            "HTTPSConnectionPool(host='storage.googleapis.com', port=443): Read timed out. (read timeout=60)",
+            "urllib3.exceptions.ReadTimeoutError: AWSHTTPSConnectionPool(host='b.s3.amazonaws.com', port=443): Read "
+            "timed out.",
+            "aiohttp.client_exceptions.ServerTimeoutError: Connection timeout to host "
+            "https://b.s3.us-east-1.amazonaws.com/7.tar",
+            "ERROR:gcsfs:_request out of retries on exception: Cannot connect to host storage.googleapis.com:443",
+            "tensorflow.python.framework.errors_impl.AbortedError: All 10 retry attempts failed. The last failure: "
+            "Error executing an HTTP request: libcurl code 28 meaning 'Timeout was reached'",
         ),
-        misses=("s3 downloads: 12 files", "hdfs put done", "aws s3 cp: exit 0 (read)"),
+        misses=("s3 downloads: 12 files", "hdfs put done", "aws s3 cp: exit 0 (read)", "tenacity.RetryError: x"),
     ),
     LogRule(
         "safe-checkpoint-damaged",
@@ -219,23 +302,68 @@ STORAGE_RULES = (
         FaultClass.DATA_ERROR,
         Owner.DATA,
         hints=(
-            "unidentifiedimage|image file is truncated|jsondecodeerror|badzipfile|badgzipfile|zlib.error|arrowinvalid"
-            "|unicodedecodeerror|truncated|corrupt|parquet|crc|lzma|eoferror|compressed data ended|tar"
+            "unidentifiedimage|image file|jsondecodeerror|badzipfile|badgzipfile|zlib.error|arrowinvalid"
+            "|unicodedecodeerror|truncated|corrupt|parquet|crc|lzma|eoferror|compressed data ended|tar|datalosserror"
+            "|data loss|data_loss|readerror|thrift|data stream|.idx|index file|bad header|bad version"
         ),
         pattern=(
-            r"UnidentifiedImageError|image file is truncated|JSONDecodeError|BadZipFile|BadGzipFile|zlib\.error"
+            r"UnidentifiedImageError|cannot identify image file ['<]|image file is truncated"
+            "|(?:broken|unrecognized) data stream (?:contents )?when reading image"
+            r"|JSONDecodeError|BadZipFile|BadGzipFile|zlib\.error"
             r"|ArrowInvalid.*(?:[Cc]orrupt|[Pp]arquet|snappy|magic)|UnicodeDecodeError|tarfile\.ReadError|LZMAError"
             "|Compressed file ended before|Parquet magic bytes not found|(?:crc|CRC)(?:32)? (?:check )?(?:mismatch"
             "|failed)|cannot reshape array of size|DataCorruption"
+            r"|\berrors(?:_impl)?\.DataLossError\b|(?:DataLossError|Data loss|DATA_LOSS):\s+(?:corrupted|truncated) "
+            "record|OSError: (?:Corrupt |Couldn't deserialize thrift)"
+            r"|(?<![\w.])ReadError: .*(?:unexpected end of data|(?:invalid|empty|truncated) header|bad checksum"
+            "|not a gzip file)|bad (?:header|version), cannot read: |Index file doesn't match expected format"
+            r"|\.idx\b.*(?:[Cc]orrupt|(?:invalid|bad) magic)|(?:[Cc]orrupt|(?:invalid|bad) magic).*\.idx\b"
         ),
-        source="Python, PIL, pyarrow: input that cannot be read",
+        source="Python, PIL, pyarrow, TensorFlow, webdataset, Megatron-LM: input that cannot be read",
         matches=(
             "PIL.UnidentifiedImageError: cannot identify image file '/data/3.jpg'",
+            "OSError: cannot identify image file <_io.BufferedReader name='/data/n01/n01_64.JPEG'>",
             "json.decoder.JSONDecodeError: Expecting ',' delimiter: line 1 column 22 (char 21)",
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
             "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer. Either the file is corrupted or this "
             "is not a parquet file.",
+            "OSError: Corrupt snappy compressed data.",
+            "tensorflow.python.framework.errors_impl.DataLossError:  corrupted record at 0",
+            "ReadError: unexpected end of data",
+            "AssertionError: bad header, cannot read: /data/merged.idx",
         ),
-        misses=("corrupt=0", "truncated to 2048 tokens"),
+        misses=(
+            "corrupt=0",
+            "truncated to 2048 tokens",
+            "ValueError: cannot identify image file format",
+            "ValueError: the record is corrupt",
+            "train.DataLossError: the loss of the data is negative",
+            "httpx.ReadError: the read failed",
+            "AssertionError: the index of the batch is corrupt",
+        ),
+    ),
+    LogRule(
+        "dataset-index",
+        FaultClass.DATA_ERROR,
+        Owner.DATA,
+        hints="indexed_dataset.py",
+        pattern=(
+            r"/(?:megatron|fairseq)/\S*indexed_dataset\.py\", line \d+, in __init__ (?:assert .*(?:sequence_lengths"
+            r"|document_indices|header|version|magic)\b.* AssertionError|.* ValueError: buffer is smaller than "
+            "requested size)"
+        ),
+        source="Megatron-LM, fairseq: the index of a dataset does not fit its data; only the frame shows it",
+        matches=(
+            'File "/job/Megatron-LM/megatron/core/datasets/indexed_dataset.py", line 293, in __init__ assert '
+            "self.sequence_lengths.shape[0] == self.document_indices[-1] AssertionError",
+        ),
+        misses=(
+            'File "/job/train.py", line 293, in __init__ assert self.sequence_lengths == 3 AssertionError',
+            'File "/job/megatron/core/datasets/indexed_dataset.py", line 500, in __init__ assert not mmap, '
+            '"S3 needs a cache" AssertionError: S3 needs a cache',
+            'File "/job/megatron/core/datasets/indexed_dataset.py", line 90, in read assert self._cache is not None '
+            "AssertionError",
+        ),
+        of_frame=True,
     ),
 )

@@ -10,10 +10,11 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import NamedTuple
 
 from everstep.decisions.blame.classify.rule import Weight
-from everstep.decisions.blame.classify.rules import NAN, STEPS, TRIGGERS, LineMatcher
+from everstep.decisions.blame.classify.rules import FRAME_RULES, NAN, STEPS, TRIGGERS, LineMatcher
 from everstep.decisions.blame.classify.streams import (
     FinishedLine,
     LogHit,
@@ -21,7 +22,7 @@ from everstep.decisions.blame.classify.streams import (
     ScannedLog,
     StreamFindings,
 )
-from everstep.decisions.blame.classify.tracebacks import CHAINED, HEADER, exception_name
+from everstep.decisions.blame.classify.tracebacks import CHAINED, HEADER, exception_name, innermost
 from everstep.model.finding import Owner
 
 SHOWN = 400
@@ -38,10 +39,19 @@ _PREFIX = re.compile(
     r"(?:\s*(?:"
     r"\[(?:[Rr]ank|default|trainer)[ :]?(?P<bracket>\d+)\]:?"  # torch's excepthook, torchrun
     r"|(?P<label>\d{1,6}): "  # srun --label, mpirun
-    r"|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:"  # mpirun
+    r"|(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?"  # mpirun --timestamp-output
+    r"(?:\[(?:\S+@)?\d+,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w.-]+)?\])?<std(?:err|out|diag)>:"  # mpirun, SageMaker
     r"|worker-\d+: "  # DeepSpeed over several nodes
-    r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\)"  # ray
-    rf"|\[?{_STAMP}\]?(?= )"
+    r"|\((?:[^\s(),]+(?:\([^()]*\))?,? )?(?:rank=\d+, )?pid=\d+(?:, ip=[\da-f.:]+)?\)"  # Ray, SkyPilot
+    r"|\[pod/\S+\]"  # kubectl logs --prefix
+    rf"|\[?{_STAMP}\]?:?"
+    r"(?: std(?:err|out) [FP]"  # files of the container runtime
+    r"|(?: [\da-f]{4,})?(?: \[rank=(?P<determined>\d+)\])? \|\|"  # Determined
+    r")?(?= |$)"
+    # These look like other text, so a traceback has to follow: pdsh and mpiexec -l, syslog, stern, docker compose.
+    r"|(?P<shipper>[a-z\d][a-z\d_.-]*:|\[\d+\]|(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} )?[\w.-]+ [\w./-]+\[\d+\]:"
+    r"|[a-z\d.]+-[a-z\d.-]+ [a-z][a-z\d-]*|[\w.-]+ +\|)"
+    r" (?=(?:\[rank\d+\]: )?(?:(?:Original )?Traceback \(most|During handling of|The above exception| {2}File \"))"
     r") ?)+"
 )
 _RANK_ANYWHERE = re.compile(r"\[[Rr]ank ?(\d+)\]|\bRank (\d+)\]|\(local_rank: \d+\) rank[: ](\d+)|^\s+rank\s*: (\d+)")
@@ -55,7 +65,7 @@ _MILD = re.compile(
     re.IGNORECASE,
 )
 _RETRIED = re.compile(
-    r"\b(?:retry(?! count)|retrying|trying again|fall(?:s|ing)? back|fallback|using internal "
+    r"\b(?:retry(?! count| attempts failed)|retrying|trying again|fall(?:s|ing)? back|fallback|using internal "
     r"implementation|ignoring|ignored"
     r"|skipping|will be skipped|disabling)\b",
     re.IGNORECASE,
@@ -77,7 +87,7 @@ def without_prefix(line: str) -> tuple[str, int | None]:
     prefix = _PREFIX.match(line)
     if not prefix:
         return line, None
-    rank = prefix["bracket"] or prefix["label"] or prefix["mpi"]
+    rank = prefix["bracket"] or prefix["label"] or prefix["mpi"] or prefix["determined"]
     return line[prefix.end() :], None if rank is None else int(rank)
 
 
@@ -135,7 +145,8 @@ LONGEST_LINE = 1 << 20
 STREAMS = 100_000
 """Number of ranks of one log that are kept apart; lines of further ranks are combined."""
 TIME_WITHIN = 2000
-"""Number of bytes before a line that are searched for a time, if the line has none."""
+"""Number of bytes before a line that are searched for a time, if the line has none, and for the frames of an exception
+whose traceback has no header."""
 BLOCK_LINES = 400
 """A traceback with this many lines is dropped. The line that names its exception then counts without the traceback."""
 OPEN_LINES = 200_000
@@ -144,6 +155,8 @@ ALIKE = 60
 """Number of characters that are compared to recognize an exception again."""
 PREFIX_BEGINS = set("[(0123456789")
 """The characters with which a further part of a prefix may begin."""
+SHIPPERS = 64
+"""Number of prefixes of shippers of logs that are remembered."""
 MESSAGE_LINES = 12
 """Number of further lines of an exception's message that are read."""
 ORIGINAL = f"Original {HEADER}"
@@ -192,9 +205,19 @@ class _Line(NamedTuple):
         own = time_of(self.flat[self.at : self.at + 200].split(b"\n", 1)[0].decode(errors="replace"))
         if own is not None:
             return own
+        return next((time for line in self._lines_above() if (time := time_of(line)) is not None), None)
+
+    def frames(self) -> list[str]:
+        """Return the frames of a traceback right above the line, without prefixes: its header may be cut off."""
+        above = (without_prefix(clean(line))[0] for line in self._lines_above())
+        block = list(takewhile(lambda text: text.startswith("  "), above))[::-1]
+        return block if innermost(block) else []
+
+    def _lines_above(self) -> list[str]:
+        """Return the lines before the line, the nearest first. The last one may be cut."""
         near = self.flat[max(0, self.at - TIME_WITHIN) : self.at]
-        lines = (self.before + near if self.at < TIME_WITHIN else near).decode(errors="replace").split("\n")
-        return next((time for line in reversed(lines) if (time := time_of(line)) is not None), None)
+        text = (self.before + near)[-TIME_WITHIN:] if self.at < TIME_WITHIN else near
+        return text.decode(errors="replace").removesuffix("\n").split("\n")[::-1]
 
 
 @dataclass(slots=True)
@@ -224,6 +247,7 @@ class LogScanner:
         self._matcher = matcher or LineMatcher()
         self._unread = self._before = b""
         self._prefix: tuple[str, int | None] = ("", None)
+        self._shippers: tuple[str, ...] = ()
         self._lines = self._matched = 0
         self._steps = 0
         self._finished: dict[int | None, FinishedLine] = {}
@@ -308,12 +332,21 @@ class LogScanner:
             self._steps += sum(1 for step in STEPS for _ in step.finditer(lowered, begin, end))
 
     def _without_prefix(self, line: str) -> tuple[str, int | None]:
-        """Return what ``without_prefix`` returns, but faster if a line has the prefix of the line before it."""
+        """Return what ``without_prefix`` returns, but faster if a line has the prefix of the line before it.
+
+        A prefix that is recognized only before the beginning of a traceback is removed from the lines after it too.
+        """
         prefix, rank = self._prefix
         rest = line[len(prefix) :]
         if prefix and line.startswith(prefix) and rest[:1] not in PREFIX_BEGINS:
             return rest, rank
         text, rank = without_prefix(line)
+        if text.startswith(HEADER) and (shipper := _PREFIX.match(line)) and shipper["shipper"]:
+            self._shippers = tuple(dict.fromkeys((*self._shippers, f"{shipper['shipper']} ")))[-SHIPPERS:]
+        elif text.startswith(self._shippers):
+            shipped = next(shipper for shipper in self._shippers if text.startswith(shipper))
+            text, inner = without_prefix(text.removeprefix(shipped))
+            rank = inner if rank is None else rank
         self._prefix = line[: len(line) - len(text)], rank
         return text, rank
 
@@ -382,7 +415,7 @@ class LogScanner:
         if name.endswith(("Error", "Exception")) or (rule is not None and "." in name):
             if not in_message:
                 self._matched += 1
-                self._raised(line, [], line.time())
+                self._raised(line, line.frames(), line.time())
         elif rule is not None:
             rank = rank_in(line.text) if line.rank is None else line.rank
             weight = rule.weight
@@ -407,6 +440,9 @@ class LogScanner:
         rule = self._matcher.rule_of(line.text)
         if rule is not None and rule.owner in OF_HARDWARE and exception_name(line.text) in OF_SCRIPTS:
             rule = None  # the script only mentions such a fault: drivers and libraries raise other exceptions
+        if rule is None and block:
+            ended = f"{innermost(block)} {line.text}"
+            rule = next((rule for rule in FRAME_RULES if rule.is_in(ended)), None)
         raised = RaisedException(
             line.number,
             line.text[:SHOWN],

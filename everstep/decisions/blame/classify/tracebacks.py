@@ -52,3 +52,9 @@ def user_frame(block: Sequence[str]) -> Frame | None:
         if frame and not _LIBRARY.search(frame["file"]):
             found = Frame(frame["file"], int(frame["line"]), (frame["name"] or "").strip())
     return found
+
+
+def innermost(block: Sequence[str]) -> str:
+    """Return the innermost frame of a traceback and its source, as one line; empty if there is no frame."""
+    last = max((at for at, line in enumerate(block) if _FRAME.match(line)), default=None)
+    return "" if last is None else " ".join(line.strip() for line in block[last:])

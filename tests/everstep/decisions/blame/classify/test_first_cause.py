@@ -13,6 +13,7 @@ from everstep.model.finding import Owner
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"
 WAITED = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600001 milliseconds\n"
 MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\nRuntimeError: no batch\n'
 FULL = "OSError: [Errno 28] No space left on device\n"
 
 
@@ -76,6 +77,74 @@ def test_the_name_of_a_setting_is_no_log_level() -> None:
 
     assert verdict_of(line).reason == "nccl-system-error"
     assert verdict_of("ConnectionError: busy, retrying in 5 s\nstep 1\nKeyError: 3\n").evidence[0].line == 3
+
+
+CURL = "2026-11-21 07:36:5{}.308: E tensorflow/core/platform/s3/aws_logging.cc:60] Curl returned error code 28\n"
+
+
+def test_retries_of_a_client_are_a_cause_only_right_before_the_end() -> None:
+    tries = "".join(CURL.format(second) for second in range(3))
+    other = "reading a file\n" * 30
+
+    assert verdict_of(tries + RAISED).reason == "remote-storage-retried"
+    assert verdict_of(tries).owner is Owner.STORAGE
+    assert verdict_of(CURL.format(1) + RAISED).reason == "user-exception"
+    assert verdict_of(tries + other + RAISED).reason == "user-exception"
+    assert verdict_of(CURL.format(1) + other + CURL.format(2) + other + CURL.format(3) + RAISED).owner is Owner.CODE
+
+
+INDEX = "/job/Megatron-LM/megatron/core/datasets/indexed_dataset.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "exception", "reason"),
+    [
+        (
+            INDEX,
+            "assert self.sequence_lengths.shape[0] == self.document_indices[-1]",
+            "AssertionError",
+            "dataset-index",
+        ),
+        (INDEX, "return numpy.frombuffer(", "ValueError: buffer is smaller than requested size", "dataset-index"),
+        (INDEX, "assert not mmap", "AssertionError", "user-exception"),
+        ("/job/train.py", "assert self.sequence_lengths.shape[0] == 3", "AssertionError", "user-exception"),
+        (INDEX, "header = open(path)", "FileNotFoundError: [Errno 2] No such file or directory: '/x'", "missing-file"),
+    ],
+)
+@pytest.mark.parametrize("header", ["", "Traceback (most recent call last):\n"])
+def test_a_frame_shows_that_an_index_does_not_fit_its_data(
+    header: str, file: str, source: str, exception: str, reason: str
+) -> None:
+    text = f'{header}  File "{file}", line 293, in __init__\n    {source}\n{exception}\n'
+
+    assert verdict_of(text).reason == reason
+
+
+JAVA = "hdfsExists: invokeMethod((Lorg/apache/hadoop/fs/Path;)Z) error:\n{}\n\tat org.apache.hadoop.ipc.Client.call\n"
+TERMINATED = "(autoscaler +4m2s) Instance k-1 (node IP: 10.2.1.9) will be terminated soon (reason: {}).\n"
+NO_PLACE = "RuntimeError: Failed to create placement group with 1 bundles (requiring 2.0 GPUs) in 180 seconds.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("pynvml.NVMLError_LibRmVersionMismatch: RM has detected an NVML/RM version mismatch.\n", "nvml-gpu-lost"),
+        ("ValueError: Failed to initialize NVML: Driver/library version mismatch\n", "user-exception"),
+        ("WARNING Failed to initialize NVML: Driver/library version mismatch\nKeyError: 3\n", "user-exception"),
+        (JAVA.format("java.lang.NoSuchMethodError: com.google.protobuf.Message"), "java-class-clash"),
+        (JAVA.format("java.net.ConnectException: Call From m1 to m2:8020 failed"), "hdfs-call-failed"),
+        (TERMINATED.format("kubernetes-pod-termination") + NO_PLACE, "ray-node-terminated"),
+        (TERMINATED.format("idle-termination") + NO_PLACE, "ray-placement-timeout"),
+        (TERMINATED.format("idle-termination") + "KeyError: 3\n", "user-exception"),
+        ("OSError: cannot identify image file <_io.BufferedReader name='/data/7.JPEG'>\n", "damaged-data"),
+        ("WARNING cannot identify image file '/data/7.JPEG', skipping\nKeyError: 3\n", "user-exception"),
+        ("openai.APIConnectionError: Connection error.\n", "external-service"),
+        ("openai.BadRequestError: Error code: 400\n", "user-exception"),
+        ("WARNING openai.RateLimitError: Error code: 429, retrying in 4 s\nKeyError: 3\n", "user-exception"),
+    ],
+)
+def test_a_line_and_one_that_looks_similar(text: str, reason: str) -> None:
+    assert verdict_of(text).reason == reason
 
 
 def test_an_exception_in_a_handler_is_not_the_cause() -> None:

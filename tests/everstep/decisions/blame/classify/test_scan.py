@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.blame.classify.first_cause import LogVerdict, first_cause
-from everstep.decisions.blame.classify.scan import LONGEST_LINE, LogScanner
+from everstep.decisions.blame.classify.scan import LONGEST_LINE, LogScanner, without_prefix
 
 RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in step\n    f()\nValueError: bad\n'
 CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.12]:4213\n"
@@ -74,7 +74,28 @@ def test_mixed_lines_of_two_ranks_are_kept_apart() -> None:
         prefixed(3, RAISED),
         "".join(f"[default3]:{line}" for line in RAISED.splitlines(True)),
         "".join(f"3: {line}" for line in RAISED.splitlines(True)),
-        "".join(f"2026-11-21T07:36:56.123456789Z {line}" for line in RAISED.splitlines(True)),
+        *(
+            "".join(f"{prefix}{line}" for line in RAISED.splitlines(True))
+            for prefix in (
+                "2026-11-21T07:36:56.123456789Z ",
+                "2026-11-21T07:36:56.123Z: [1,3]<stderr>:",
+                "Sat Nov 21 07:36:56 2026[1,3]<stderr>:",
+                "[prterun-node7-4242@1,3]<stderr>: ",
+                "[1,mpirank:3,algo-1]<stderr>:",
+                "2026-11-21T07:36:56.123456789Z stderr F ",
+                "[2026-11-21 07:36:56] 1d0c [rank=3] || ",
+                "[2026-11-21T07:36:56.123456Z] 1d0c4e6f || ",
+                "(Worker pid=1, ip=10.0.0.7) ",
+                "(head, rank=0, pid=4100) ",
+                "(Trainer(rank=3) pid=1) [rank3]: ",
+                "[pod/gpt-0/main] ",
+                "gpt-worker-0 pytorch ",
+                "ip-10-0-0-7.internal: ",
+                "[3] ",
+                "Nov 21 07:36:56 node7 python[4242]: ",
+                "worker-1  | ",
+            )
+        ),
         "ValueError: bad",
         RAISED[40:],
     ],
@@ -84,6 +105,54 @@ def test_text_around_an_exception_does_not_hide_it(text: str) -> None:
 
     assert verdict.reason == "user-exception"
     assert verdict.evidence[0].text == "ValueError: bad"
+
+
+@pytest.mark.parametrize("inner", ["", "[rank3]: "])
+@pytest.mark.parametrize("prefix", ["gpt-{} main ", "node{}: ", "ip-10-0-0-{}: ", "2026-11-21T07:36:5{0}Z node{0}: "])
+def test_mixed_lines_of_hosts_do_not_hide_the_exception(prefix: str, inner: str) -> None:
+    lines = RAISED.replace("ValueError: bad", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    mixed = "".join(f"{prefix.format(host)}{inner}{line}" for line in lines.splitlines(True) for host in (0, 1))
+
+    assert [scanned(mixed.encode()).reason, scanned(mixed.encode()).ranks] == ["cuda-ecc", (3,) if inner else ()]
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("2026-11-21T07:36:56.123Z: [1,3]<stderr>:ValueError: bad", 3),
+        ("[1,mpirank:3,algo-1]<stderr>:ValueError: bad", 3),
+        ("[2026-11-21 07:36:56] 1d0c [rank=3] || ValueError: bad", 3),
+        ("(head, rank=3, pid=4100) ValueError: bad", None),  # the rank of a node
+    ],
+)
+def test_a_prefix_names_the_rank(line: str, rank: int | None) -> None:
+    assert without_prefix(line) == ("ValueError: bad", rank)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eth0: Link down",
+        "loss:     nan",
+        "socket.timeout: timed out",
+        "mount: /mnt/data: wrong fs type",
+        "user-code raised ValueError: bad",
+        "main || error",
+        "loss | nan",
+        "[7] NCCL INFO Connected all rings",
+        "nvidia-fabricmanager[812]: failed to configure all the available GPUs",
+    ],
+)
+def test_the_beginning_of_other_text_is_no_prefix(line: str) -> None:
+    assert without_prefix(line) == (line, None)
+
+
+def test_a_traceback_without_its_header_has_frames() -> None:
+    above = "config:\n  lr: 3\n"
+    frames = RAISED.split("\n", 1)[1]
+
+    assert scanned(frames.encode()).place == "/job/train.py:7 in step"
+    assert scanned(f"{above}ValueError: busy, retrying in 5 s\nstep 1\nKeyError: 3\n".encode()).evidence[0].line == 5
 
 
 def test_a_line_without_an_end_is_cut() -> None:
