@@ -114,7 +114,11 @@ class SoakPlan(BaseModel):
     sizes: Sizes = Sizes()
     standbys: int = Field(2, ge=0, description="Machines in addition to those of both jobs.")
     other: int = Field(2, ge=0, description="Machines of a second job; 0: there is none.")
-    workers: int = Field(1, ge=1, description="Number of worker processes; with 1, each kill stops all control.")
+    workers: int = Field(
+        1,
+        ge=1,
+        description="Number of worker processes; with 1, each kill stops the whole control plane except Temporal.",
+    )
     step_seconds: float = Field(0.2, ge=0, description="Shortest step, long enough for the backup of the previous one.")
     episodes: list[Episode] = Field(min_length=1)
 
