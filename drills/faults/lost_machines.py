@@ -138,8 +138,8 @@ class KillGroup(LostMachines):
     line = "{kind} group {index}: {loss}"
 
     kind: str = Field(
-        description="Kind of the group: an axis of the mesh, or the name of a group that was defined over several axes, such "
-        "as ep.",
+        description="Kind of the group: an axis of the mesh, or the name of a group that was defined over several "
+        "axes, such as ep.",
         json_schema_extra={"metavar": "AXIS"},
     )
     index: int = Field(
