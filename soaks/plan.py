@@ -61,7 +61,7 @@ class Episode(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    number: int = Field(ge=1, description="Its number; it does not change when other episodes are left out.")
+    number: int = Field(ge=1, description="Number of the episode; it does not change when other episodes are left out.")
     how: How = "alone"
     faults: list[AnyFault] = Field(min_length=1, max_length=2)
     other: str = Field(
@@ -138,7 +138,7 @@ class SoakPlan(BaseModel):
         return FIRST_GATE + GAP * index
 
     def request(self, index: int, position: int) -> DrillRequest:
-        """Return the request of a drill for one fault: that at ``position`` in the episode with this index."""
+        """Return the request of a drill for one fault: the fault at ``position`` in the episode with this index."""
         episode = self.episodes[index]
         first, fault = episode.faults[0], episode.faults[position]
         if isinstance(first, UpdateFault):  # losses are compared with a run without updates

@@ -1,6 +1,6 @@
 """A case: which faults strike a job at which times, and the right course of the recovery.
 
-A case is a TOML file. Its faults describe what is broken, and how that shows. A fault strikes a rank or a machine, once
+A case is a TOML file. Its faults describe what is broken, and what can be seen of it. A fault strikes a rank or a machine, once
 or as long as its cause is there. A case does not describe what the recovery does: this follows from the product's own
 workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
 """
@@ -79,14 +79,14 @@ class CaseFinding(CaseModel):
 
 
 class CaseFault(CaseModel):
-    """Something that is broken, and how it shows."""
+    """Something that is broken, and what can be seen of it."""
 
     at_s: Seconds = 60.0
     """When the fault strikes first, seconds after the job's first step."""
     rank: int = 0
-    """The rank that it strikes."""
+    """The rank that the fault strikes."""
     machine: str = ""
-    """The machine that it strikes, e.g. ``m2``, or ``all``; empty: that of the rank."""
+    """The machine that the fault strikes, e.g. ``m2``, or ``all``; empty: the machine of the rank."""
     every_rank: bool = False
     """All ranks show the fault, and not only one."""
 

@@ -116,9 +116,9 @@ class FaultOptions(BaseModel):
     alone: ClassVar[bool] = False
     """Whether there is no strike after it, so that no copies are needed."""
     is_control: ClassVar[bool] = False
-    """Whether it strikes the control plane in a stage of the incident that another fault opens."""
+    """Whether the fault strikes the control plane in a stage of the incident that another fault opens."""
     is_update: ClassVar[bool] = False
-    """Whether it is an update of the job's code."""
+    """Whether the fault is an update of the job's code."""
     is_slowed: ClassVar[bool] = False
     """Whether the job's steps take longer: a vote then has to name the slow machine, or conclude that none is slow."""
     hangs: ClassVar[bool] = False

@@ -29,15 +29,15 @@ class PoolPlace(Words):
     ACTIVE = "active"
     """A job has leased it."""
     STANDBY = "standby"
-    """It is checked and kept for replacement."""
+    """The machine is checked and kept for replacement."""
     FREE = "free"
     """No job has leased it, and it is not kept as a standby: jobs that start can lease it."""
     PROVISIONING = "provisioning"
-    """It is new in the list of the cluster and was not inspected yet. It replaces no machine before that."""
+    """The machine is new in the list of the cluster and was not inspected yet. It replaces no machine before that."""
     CORDONED = "cordoned"
     """An operator keeps it away from jobs."""
     QUARANTINED = "quarantined"
-    """It was evicted. It returns when it passes its tests, or when an operator releases it."""
+    """The machine was evicted. It returns when it passes its tests, or when an operator releases it."""
 
 
 class PoolMachine(Model):
@@ -54,17 +54,17 @@ class PoolMachine(Model):
     """The job, incident, operator or pool that put it there."""
     why: str = ""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When it was evicted, the last 10 times."""
+    """When the machine was evicted, the last 10 times."""
     uncleaned: bool = False
     """Ranks of the job from which it was evicted may still live there."""
     wanted_out: bool = False
     """An operator wants it cordoned as soon as its job leaves it."""
     fault: str = ""
-    """Why it cannot be used, according to the newest poll; empty: it can be used."""
+    """Why the machine cannot be used, according to the newest poll; empty: it can be used."""
     passed: int = 0
     """Number of polls in a row without a fault, in quarantine."""
     until_released: bool = False
-    """It stays in quarantine until an operator releases it, since only a test of a stopped machine shows its fault."""
+    """The machine stays in quarantine until an operator releases it, since only a test of a stopped machine shows its fault."""
     unlisted_ns: int = 0
     """Since when it is missing in the list of the cluster; 0: it is listed, or the list is not known."""
     absent: int = 0
@@ -144,9 +144,9 @@ class RunningJob(Model):
     run: str
     machines: list[Machine]
     launched: bool = True
-    """Whether its ranks may live there; False: it is still starting."""
+    """Whether ranks of the job may live there; False: the job is still starting."""
     settled: bool = False
-    """Its ranks run and it has no open incident, so it needs only the machines that it names."""
+    """The job's ranks run and it has no open incident, so it needs only the machines that it names."""
     version: str = ""
     """Id of the version that it runs; empty: it runs in place."""
 
@@ -245,7 +245,7 @@ class Shortage(Model):
     machines: int
     """Number of machines that it needs."""
     asked_ns: int = 0
-    """When it last asked, nanoseconds of the wall clock."""
+    """When the job last asked, nanoseconds of the wall clock."""
 
 
 class PoolState(BaseModel):

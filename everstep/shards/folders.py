@@ -40,7 +40,7 @@ class ShardOnDisk:
     """The ``step-…`` folder."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty: it is valid."""
+    """Why the shard is not valid; empty: it is valid."""
     generation: int = 0
     """Generation of the job that saved it."""
     bytes: int = 0

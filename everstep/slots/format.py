@@ -81,7 +81,7 @@ class SlotInfo:
     """Bytes of tensors and structure together."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty: it is valid."""
+    """Why the slot is not valid; empty: it is valid."""
     saved_ns: int = 0
     """When its rank committed it, nanoseconds of the wall clock."""
 

@@ -120,7 +120,8 @@ class PeerBackups:
                 if backup.user:
                     backup.user.cut()
         for backup in backups:
-            # A connection that still allocates memory for a backup needs longer; the fence prevents its commit.
+            # A connection that still allocates memory for a backup does not end in this time; the fence prevents its
+            # commit.
             if backup.turn.acquire(timeout=TAKE_OVER_S):
                 backup.give_up()
                 backup.turn.release()
