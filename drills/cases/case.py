@@ -1,8 +1,8 @@
 """A case: which faults strike a job at which times, and the right course of the recovery.
 
-A case is a TOML file. Its faults describe what is broken, and what can be seen of it. A fault strikes a rank or a machine, once
-or as long as its cause is there. A case does not describe what the recovery does: this follows from the product's own
-workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
+A case is a TOML file. Its faults describe what is broken, and what can be seen of it. A fault strikes a rank or a
+machine, once or as long as its cause is there. A case does not describe what the recovery does: this follows from the
+product's own workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
 """
 
 from __future__ import annotations

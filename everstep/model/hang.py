@@ -16,7 +16,8 @@ class HangConclusion(Words):
     NAMES = "names"
     """The verdict names the rank, or the pair of ranks, that all others wait for."""
     OVER_EVICTS = "over-evicts"
-    """The verdict names a parallel group with the fault. All machines of the group are evicted, though most are innocent."""
+    """The verdict names a parallel group with the fault. All machines of the group are evicted, though most are
+    innocent."""
     NOT_A_MACHINE = "not a machine"
     """The script itself makes its ranks wait for each other: only other code can help."""
     NOT_HUNG = "not hung"

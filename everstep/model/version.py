@@ -202,16 +202,17 @@ class JobVersion(Model):
     due_ns: int = 0
     """When the version is forced, nanoseconds of the wall clock; 0: it is not pending."""
     again: UpdateRequest | None = None
-    """The request for it to run again, by an update or a rollback; None: there is none."""
+    """The request to run the version again, by an update or a rollback; None: there is none."""
     began_ns: int = 0
     """When the version was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """The last launches of the version: generation, completed steps at the beginning, and completed steps at the end (-1: it still
-    runs). If a script does not number its steps, the completed steps are -1."""
+    """The last launches of the version: generation, completed steps at the beginning, and completed steps at the end
+    (-1: it still runs). If a script does not number its steps, the completed steps are -1."""
     steady: bool = False
     """The version made steady progress, so a rollback may go to it."""
     proven: bool = False
-    """The version survived its first steps, so a later failure does not blame it at once. A steady version is proven too."""
+    """The version survived its first steps, so a later failure does not blame it at once. A steady version is proven
+    too."""
     failed: int = 0
     """Failures in its first steps."""
     ended: str = ""
