@@ -165,7 +165,7 @@ def summarise(results: Results) -> list[Row]:
     what = "fault to next step of all ranks"
     rows = rows_of(f"{what}, torchrun", "s", ours, other, aim=AGAINST_TORCHRUN)
     median = Spread.of(ours).median
-    rows.append(Row(f"{what}, torchrun, further aim", "s", median, rows[0].peer, STRETCH))
+    rows.append(Row(f"{what}, torchrun, second aim", "s", median, rows[0].peer, STRETCH))
     rows += rows_of(f"{what}, NVRx (7 of 8 ranks)", "s", ours, shrunk, aim=AGAINST_NVRX)
     rows.append(Row(f"{what}, median", "s", median, None, AIM_S, aim_of="ours"))
     for part in (*PARTS, UNACCOUNTED):

@@ -123,9 +123,9 @@ def sweep(  # noqa: PLR0917 - options of a command
     """Kill the worker at every event of an incident's history in turn.
 
     For each event n a short job runs on a local cluster, and a fault strikes it: a rank is killed, a machine is lost
-    for good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome
-    must be the same each time. If a kill was late, the run for that event is repeated. An event takes about 10 s, or 20
-    s for an eviction or a replay.
+    for good or computes wrongly, or the code is updated. The worker is killed as soon as event n is durable. The
+    decision and the outcome must be the same each time. If a kill was late, the run for that event is repeated. An
+    event takes about 10 s, or 20 s for an eviction or a replay.
 
     Examples:
 
