@@ -40,7 +40,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The description of one metric, for the reference."""
+    """The description of one metric, for the generated reference."""
 
     name: str
     """The name without the prefix ``everstep_``."""

@@ -167,7 +167,9 @@ SIDES = {"stacks": analyze, "trie": trie, "records": by_everstep, "torch": by_to
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="without 20,480 ranks, and 1,024 flight records only")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out 20,480 ranks, and use only 1,024 flight records"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -22,7 +22,7 @@ def fastest(blocks: Blocks) -> float:
     """Return the 10th percentile of the steps, seconds.
 
     The fastest steps show a cost that every step has, without the noise of other programs. A cost that only some steps
-    have shows in the mean.
+    have can be seen in the mean.
     """
     return quantile([step for block in blocks for step in block], 0.1)
 

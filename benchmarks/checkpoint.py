@@ -93,7 +93,9 @@ PARTS: dict[str, Callable[[bool], Part]] = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, 64 MB instead of 64 and 512")
+    parser.add_argument(
+        "--quick", action="store_true", help="make fewer and shorter runs, with 64 MB instead of 64 and 512 MB"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure (default: %(default)s)")
     options = parser.parse_args()

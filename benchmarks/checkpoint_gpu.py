@@ -29,10 +29,12 @@ COPY_MB = 1000
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default: %(default)s)")
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="of state (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="saves in a turn (default: %(default)s)")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="device of the state (default: %(default)s)"
+    )
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the state, GB (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of turns of each side (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="number of saves in a turn (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -1,5 +1,5 @@
-"""The script of ``benchmarks/checkpoint_throughput.py``: makes busy steps, in blocks with saves and blocks without that
-take turns.
+"""The script of ``benchmarks/checkpoint_throughput.py``: makes busy steps. Blocks of steps with saves and blocks
+without saves take turns.
 
     everstep's agent runs it:  checkpoint_training.py FOLDER MEGABYTES CALLS BLOCKS STEPS
 

@@ -114,7 +114,7 @@ def timed(name: str, run: Callable[[], LogVerdict], reason: str, times: int) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data, fewer runs")
+    parser.add_argument("--quick", action="store_true", help="use a tenth of the data and fewer runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     megabytes, ranks, times = (20, 1_000, 3) if options.quick else (200, 10_000, 5)

@@ -2,10 +2,11 @@
 
 Each fault is injected several times as a drill into a small job on a local cluster, at random steps, so that it strikes
 at any moment of an inspection's period. Faults of links, and machines that stay away, need clusters of their own. A
-fault is *found* when an inspection detects it; where a rank ends, the agent detects that. It is *reported* when its
-incident is open. If a machine is faulty while its ranks step, the incident opens a second after the finding, since the
-ranks might end too. If several machines have the same fault, it opens ten seconds after. Most aims are those of
-ByteRobust's table 3. Without inspections, ByteRobust needs the framework's time-out of about ten minutes.
+fault is *found* when an inspection detects it, or, for a rank that ends, when the agent detects the end. A fault is
+*reported* when its incident is open. If a machine is faulty while its ranks step, the incident opens a second after the
+finding, since the ranks might end too. If several machines have the same fault, the incident opens ten seconds after
+the finding. Most aims are those of ByteRobust's table 3. Without inspections, ByteRobust needs the framework's time-out
+of about ten minutes.
 
     python -P benchmarks/detection.py
     python -P benchmarks/detection.py --quick --json
@@ -70,9 +71,9 @@ FAULTS = (
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="of each fault (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="2 runs")
-    parser.add_argument("--seed", type=int, default=1, help="of steps (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=10, help="number of runs of each fault (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="make 2 runs of each fault")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random steps (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     runs = 2 if options.quick else options.runs

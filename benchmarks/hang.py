@@ -39,9 +39,9 @@ DEFAULTS = {name: RecoveryPolicy().value(name) for name in ("hang.floor_s", "han
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="of each fault (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="1 run")
-    parser.add_argument("--seed", type=int, default=1, help="of steps and ranks (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="number of runs of each fault (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="make 1 run of each fault")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random steps and ranks (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     results, failures = asyncio.run(measure(1 if options.quick else options.runs, options.seed))

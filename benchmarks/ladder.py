@@ -50,10 +50,16 @@ Results = dict[tuple[int, str], list[DrillResult]]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="of each fault and size (default: %(default)s)")
-    parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), help="of the job (default: 4 8 16)")
-    parser.add_argument("--quick", action="store_true", help="1 run, with 4 and 8 machines")
-    parser.add_argument("--seed", type=int, default=1, help="of the machine at fault (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="number of runs of each fault and size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--machines", type=int, nargs="+", default=list(SIZES), help="numbers of machines of the job (default: 4 8 16)"
+    )
+    parser.add_argument("--quick", action="store_true", help="make 1 run, with 4 and 8 machines")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the random machine at fault (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     sizes, runs = ((4, 8), 1) if options.quick else (options.machines, options.runs)

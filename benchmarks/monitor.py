@@ -38,9 +38,13 @@ BLOCK_S, SIZE = 10.0, 256
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of CPU time (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=15, help="of blocks of 10 s of steps (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="20 seconds and 3 pairs")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="seconds for which CPU time is measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=15, help="number of pairs of blocks of 10 s of steps (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="measure 20 seconds and 3 pairs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     seconds, pairs = (20.0, 3) if options.quick else (options.seconds, options.pairs)

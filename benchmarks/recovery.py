@@ -63,11 +63,11 @@ class Results:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="recoveries of each side (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="3 runs")
-    parser.add_argument("--seed", type=int, default=1, help="of ranks and steps (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=10, help="number of recoveries of each side (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="make 3 runs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random ranks and steps (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--peers", default="torchrun,nvrx", help="which of torchrun, nvrx to run (default: both)")
+    parser.add_argument("--peers", default="torchrun,nvrx", help="the peers to run: torchrun, nvrx (default: both)")
     options = parser.parse_args()
     # SIGTERM acts as Ctrl-C, so that the cluster and the peers are ended.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -165,7 +165,7 @@ def summarise(results: Results) -> list[Row]:
     what = "fault to next step of all ranks"
     rows = rows_of(f"{what}, torchrun", "s", ours, other, aim=AGAINST_TORCHRUN)
     median = Spread.of(ours).median
-    rows.append(Row(f"{what}, torchrun, further aim", "s", median, rows[0].peer, STRETCH))
+    rows.append(Row(f"{what}, torchrun, second aim", "s", median, rows[0].peer, STRETCH))
     rows += rows_of(f"{what}, NVRx (7 of 8 ranks)", "s", ours, shrunk, aim=AGAINST_NVRX)
     rows.append(Row(f"{what}, median", "s", median, None, AIM_S, aim_of="ours"))
     for part in (*PARTS, UNACCOUNTED):

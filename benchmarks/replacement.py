@@ -85,8 +85,8 @@ def weighted(seconds: dict[int, float]) -> float | None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="of all sides (default: %(default)s)")
-    parser.add_argument("--sides", default=",".join(SIDES), help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of all sides (default: %(default)s)")
+    parser.add_argument("--sides", default=",".join(SIDES), help="sides to measure (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     measured = asyncio.run(measure(options.rounds, options.sides.split(",")))

@@ -239,8 +239,8 @@ async def measure(side: Side, machines: int) -> None:
 async def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machines", type=int, default=500, help="simulated machines, of 8 ranks each")
-    parser.add_argument("--against", type=Path, help="another checkout, whose worker is measured too")
+    parser.add_argument("--machines", type=int, default=500, help="number of simulated machines, with 8 ranks each")
+    parser.add_argument("--against", type=Path, help="folder of another checkout, whose worker is measured too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     sides = [Side(HERE.parent)] + ([Side(given.against.resolve())] if given.against else [])

@@ -53,7 +53,7 @@ while True:
 def main() -> None:
     """Measure, print, and leave nothing behind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--quick", action="store_true", help="take fewer samples")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1)

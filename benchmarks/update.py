@@ -72,9 +72,11 @@ class Results:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="updates, and requeues (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="3 runs")
-    parser.add_argument("--seed", type=int, default=1, help="of the ranks that die (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=int, default=10, help="number of updates, and of requeues (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="make 3 runs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random ranks that die (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     # SIGTERM acts as Ctrl-C, so that the cluster and the peers are ended.

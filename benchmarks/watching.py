@@ -41,7 +41,7 @@ from everstep.model.recovery_policy import RecoveryPolicy
 
 SCRIPT = Path(__file__).with_name("watching_rank.py")
 AIM = 0.005
-"""Aim: share of the CPU time of a step."""
+"""The aim: everstep's calls use at most this share of the CPU time of a step."""
 RANKS, STEPS, WARM = 2, 20, 1
 """Number of ranks, of steps in a block, and of pairs of blocks that are not counted."""
 PAUSE_S = 3600.0
@@ -83,9 +83,11 @@ class Found:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=8, help="of both sides (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=20, help="of blocks in each of them (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="3 starts with 4 pairs")
+    parser.add_argument("--starts", type=int, default=8, help="number of starts of both sides (default: %(default)s)")
+    parser.add_argument(
+        "--pairs", type=int, default=20, help="number of pairs of blocks in each start (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="make 3 starts with 4 pairs each")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     starts, pairs = (3, 4) if options.quick else (options.starts, options.pairs)

@@ -1,4 +1,4 @@
-"""Makes a case of an incident in the ledger: what was broken and how that showed, and what everstep did about it.
+"""Makes a case of an incident in the ledger: what was broken, what was seen of it, and what everstep did about it.
 
 A person corrects the expectation. The ledger has what machines reported; it does not know how long a cause was there.
 """
@@ -127,7 +127,8 @@ def _findings(evidence: Evidence, report: IncidentReport, names: Mapping[str, st
 
 
 def _is_reported(about: MachineFinding) -> bool:
-    """Return whether an inspection reported it. Findings of hangs, tests and silence follow when the case is played."""
+    """Return whether an inspection reported the finding. Findings of hangs, tests and silence follow when the case is
+    played."""
     return about.finding.source is FindingSource.INSPECTION and about.finding.verdict is Health.FAULTY
 
 

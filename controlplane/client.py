@@ -342,7 +342,7 @@ class Control:
         Args:
             incident_id: Id of the incident.
             answer: ``resume`` or ``abandon``.
-            note: Why; it is kept with the incident.
+            note: The reason for the answer; it is kept with the incident.
             accept_loss: With ``resume``: give up newer steps that may exist.
 
         Raises:

@@ -22,7 +22,8 @@ RECONNECT_S = 0.2
 RATE_WINDOW_S = 10.0
 """Length of the window over which speeds are averaged, seconds."""
 QUIET_S, QUIET_STEPS = 10.0, 10
-"""A job is quiet after this many seconds without a step, or this many times the length of a step if that is longer."""
+"""A job is quiet if it makes no step for this many seconds, or for this many times the length of a step if that is
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class RankView:
     pid: int
     alive: bool
     attached: bool
-    """Whether its script uses everstep."""
+    """Whether the rank's script uses everstep."""
     finished: bool
-    """Whether it exited with success, or its training loop has ended."""
+    """Whether the rank exited with success, or its training loop has ended."""
     completed_steps: int
     """Steps since the job's beginning; -1: not known."""
     optimizer_steps: int

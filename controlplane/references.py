@@ -20,7 +20,7 @@ class JobRun:
 
     @property
     def running(self) -> bool:
-        """Whether its workflow is open."""
+        """Whether the run's workflow is open."""
         return self.status == "running"
 
 

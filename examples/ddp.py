@@ -34,14 +34,14 @@ CORPUS_BYTES = 1 << 16
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a next-byte model with DDP.")
-    parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the complete job (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="samples per rank (default: %(default)s)")
     parser.add_argument("--context", type=int, default=16, help="bytes before the predicted one (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate at the start (default: %(default)s)")
     parser.add_argument("--accumulate", type=int, default=1, help="steps in each optimizer step (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, order, dropout (default: %(default)s)")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="each step takes at least this long")
     parser.add_argument(
         "--print-every", type=int, default=10, help="steps between lines of rank 0 (default: %(default)s)"
     )
@@ -128,7 +128,7 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     data = Text(args.context)
     sampler = Shuffled(len(data), run, args.seed)
-    # everstep: the iterator is made before the loop: it draws a seed from a random generator that the loop restores.
+    # everstep: the iterator is made before the loop, since it draws a seed from a generator that the loop restores.
     batches = iter(DataLoader(data, args.batch, sampler=sampler))
     torch.manual_seed(args.seed + 1 + run.rank)  # dropout differs from rank to rank
 

@@ -32,7 +32,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="samples per rank (default: %(default)s)")
     parser.add_argument("--context", type=int, default=16, help="bytes before the predicted one (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="each step takes at least this long")
     return parser.parse_args()
 
 

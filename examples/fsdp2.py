@@ -37,18 +37,18 @@ CORPUS_BYTES = 1 << 18
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
-    parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the complete job (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=4, help="attention heads (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=4, help="transformer blocks (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="sequences per step, of all ranks (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of all ranks in a step (default: %(default)s)")
     parser.add_argument("--seq", type=int, default=64, help="bytes per sequence (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
-    parser.add_argument("--dropout", type=float, default=0.1, help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, batches and dropout (default: %(default)s)")
-    parser.add_argument("--replicas", type=int, default=1, help="that are sharded each (default: %(default)s)")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of values left out (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, batches, dropout (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=1, help="replicas of the sharded model (default: %(default)s)")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="each step takes at least this long")
     parser.add_argument(
         "--print-every", type=int, default=10, help="steps between lines of rank 0 (default: %(default)s)"
     )

@@ -1,4 +1,4 @@
-"""A small GPT with tensor, pipeline and data parallelism, kept stepping by everstep.
+"""A small GPT with tensor, pipeline and data parallelism. everstep restarts it after faults.
 
 The text is Python's own standard library, read as bytes; nothing is downloaded. The script runs on CPUs (gloo) and on
 GPUs (nccl). It is deterministic: two runs with the same options print the same losses bit for bit, interrupted or not.
@@ -37,7 +37,7 @@ CORPUS_BYTES = 1 << 18
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the sources of Python's standard library.")
-    parser.add_argument("--steps", type=int, default=100, help="steps of the whole job (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of the complete job (default: %(default)s)")
     parser.add_argument("--tp", type=int, help="tensor-parallel size (default: the job's, outside everstep 1)")
     parser.add_argument("--pp", type=int, help="pipeline-parallel size (default: the job's, outside everstep 1)")
     parser.add_argument("--dim", type=int, default=64, help="width of the model (default: %(default)s)")
@@ -48,15 +48,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=64, help="bytes per sequence (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: %(default)s)")
     lr_from: dict[str, Any] = {"nargs": 2, "type": float, "metavar": ("STEP", "RATE"), "default": []}
-    parser.add_argument("--lr-from", action="append", help="another one from a step on; again for more", **lr_from)
+    parser.add_argument("--lr-from", action="append", help="step, and another rate from it on; repeatable", **lr_from)
     parser.add_argument("--dropout", type=float, default=0.1, help="share of values left out (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="limit of the gradient's norm (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the weights and the batches (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and batches (default: %(default)s)")
     uneven: dict[str, Any] = {"nargs": 3, "type": int, "metavar": ("RANK", "STEP", "MS"), "default": []}
     parser.add_argument(
-        "--uneven", action="append", help="more to compute for a rank, -1: all, from a step on", **uneven
+        "--uneven", action="append", help="from a step on, more work for a rank (-1: all ranks)", **uneven
     )
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="make a step last at least this long")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="each step takes at least this long")
     parser.add_argument(
         "--print-every", type=int, default=10, help="steps between lines of rank 0 (default: %(default)s)"
     )

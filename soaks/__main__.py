@@ -1,4 +1,7 @@
-"""The commands ``python -P -m soaks soak`` and ``sweep``: long runs for developers, which are not installed."""
+"""The commands ``python -P -m soaks soak`` and ``sweep``: long runs for developers.
+
+The package ``soaks`` is not installed with everstep.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,11 @@ def sweep(  # noqa: PLR0917 - options of a command
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last event. Default: the history's last.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Sweep only every N-th event.")] = 1,
     workers: Annotated[
-        int, typer.Option(min=1, help="Number of worker processes; with 1, each kill stops all control.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of worker processes; with 1, each kill stops the whole control plane except Temporal.",
+        ),
     ] = 1,
     of: Annotated[str, typer.Option(help="Incident to sweep: crash, eviction, update, rollback or replay.")] = "crash",
     as_json: Annotated[bool, typer.Option("--json", help="Print rows and verdict as one JSON object.")] = False,
@@ -116,9 +123,9 @@ def sweep(  # noqa: PLR0917 - options of a command
     """Kill the worker at every event of an incident's history in turn.
 
     For each event n a short job runs on a local cluster, and a fault strikes it: a rank is killed, a machine is lost
-    for good, or the job is updated. The worker is killed as soon as event n is durable. The decision and the outcome
-    must be the same each time. If a kill was late, the run for that event is repeated. An event takes about 10 s, or 20
-    s for an eviction or a replay.
+    for good or computes wrongly, or the code is updated. The worker is killed as soon as event n is durable. The
+    decision and the outcome must be the same each time. If a kill was late, the run for that event is repeated. An
+    event takes about 10 s, or 20 s for an eviction or a replay.
 
     Examples:
 

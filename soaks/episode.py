@@ -219,7 +219,7 @@ class Episodes:
     async def _release_strikes(self, index: int, contexts: list[DrillContext]) -> None:
         """Let ranks that wait for faults from outside continue once these have struck."""
         outside = [(context, fault["id"]) for context in contexts for fault in context.planned.outside]
-        while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files say so
+        while not all(context.fired(name) for context, name in outside):  # noqa: ASYNC110 - files show it
             await asyncio.sleep(POLL_S)
         self.job.strikes(index).open()
 
@@ -249,7 +249,7 @@ class Episodes:
             return str(error)
         injecting = asyncio.create_task(self._injected(context))
         try:
-            while not injecting.done() and not all(context.fired(fault["id"]) for fault in context.planned.outside):  # noqa: ASYNC110 - files say so
+            while not injecting.done() and not all(context.fired(fault["id"]) for fault in context.planned.outside):  # noqa: ASYNC110 - files show it
                 await asyncio.sleep(POLL_S)
         finally:
             await asyncio.to_thread(Path(hold["until"]).touch)

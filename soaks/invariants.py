@@ -121,7 +121,7 @@ def shared_memory_does_not_fill_up(
 
 
 def no_semaphore_is_left(seen: GateObservations, struck: Struck, spec: JobSpec, baseline: Baseline) -> list[str]:
-    """No semaphore or shared buffer is left in /dev/shm that no process holds."""
+    """No semaphore or shared buffer that no process holds is left in /dev/shm."""
     before = seen.unheld if baseline.unheld is None else baseline.unheld
     return [f"no process holds {path}" for path in sorted(seen.unheld - before)]
 

@@ -120,7 +120,7 @@ class SoakJob:
         spec = base.spec(name, env, disk=disk)
         self.spec: JobSpec = spec.model_copy(update={"policy": spec.policy.changed(POLICY)})
         self.machines = cluster.machines[: self.spec.machines]
-        """Its machines in order: ``m1`` in a plan is the second of them."""
+        """The job's machines in order: ``m1`` in a plan is the second of them."""
 
     async def refresh(self) -> None:
         """Read the machines on which the job runs now.

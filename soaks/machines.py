@@ -50,7 +50,8 @@ def leased_twice(seen: MachinesSeen) -> list[str]:
 
 
 def lost(seen: MachinesSeen, out: Sequence[str]) -> list[str]:
-    """Return problems with machines that are out of use without a fault, or about which pool and jobs differ. Pure.
+    """Return problems with machines that are out of use without a fault, or of which pool and jobs report different
+    things. Pure.
 
     Args:
         seen: The state of the machines.

@@ -61,7 +61,7 @@ class Episode(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    number: int = Field(ge=1, description="Its number; it does not change when other episodes are left out.")
+    number: int = Field(ge=1, description="Number of the episode; it does not change when other episodes are left out.")
     how: How = "alone"
     faults: list[AnyFault] = Field(min_length=1, max_length=2)
     other: str = Field(
@@ -114,7 +114,11 @@ class SoakPlan(BaseModel):
     sizes: Sizes = Sizes()
     standbys: int = Field(2, ge=0, description="Machines in addition to those of both jobs.")
     other: int = Field(2, ge=0, description="Machines of a second job; 0: there is none.")
-    workers: int = Field(1, ge=1, description="Number of worker processes; with 1, each kill stops all control.")
+    workers: int = Field(
+        1,
+        ge=1,
+        description="Number of worker processes; with 1, each kill stops the whole control plane except Temporal.",
+    )
     step_seconds: float = Field(0.2, ge=0, description="Shortest step, long enough for the backup of the previous one.")
     episodes: list[Episode] = Field(min_length=1)
 
@@ -134,7 +138,7 @@ class SoakPlan(BaseModel):
         return FIRST_GATE + GAP * index
 
     def request(self, index: int, position: int) -> DrillRequest:
-        """Return the request of a drill for one fault: that at ``position`` in the episode with this index."""
+        """Return the request of a drill for one fault: the fault at ``position`` in the episode with this index."""
         episode = self.episodes[index]
         first, fault = episode.faults[0], episode.faults[position]
         if isinstance(first, UpdateFault):  # losses are compared with a run without updates

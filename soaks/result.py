@@ -20,8 +20,10 @@ class EpisodeResult(BaseModel):
     meeting: str
     kinds: list[str]
     steps: tuple[int, int] = (0, 0)
-    """Step of its gate, and of the next gate."""
-    not_fired: list[str] = Field(default_factory=list, description="Its faults that did not fire, with the reasons.")
+    """Step of the episode's gate, and of the next gate."""
+    not_fired: list[str] = Field(
+        default_factory=list, description="Faults of the episode that did not fire, with the reasons."
+    )
     recovered_s: float | None = None
     """Time from the first fault until all ranks completed a step after the last incident; None: no incident."""
     steps_lost: int = 0

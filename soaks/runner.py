@@ -122,7 +122,7 @@ class Soak:
         return result
 
     def rest(self, done: Sequence[EpisodeResult], ended: Collection[Setting]) -> SoakPlan:
-        """Return the plan with the episodes that are not done, and with the last one of each part whose end was not
+        """Return the plan with the episodes that are not done, and with the last episode of each part whose end was not
         checked."""
         numbers = {episode.number for episode in self.plan.episodes} - {episode.number for episode in done}
         if all(not episode.violations for episode in done):

@@ -1,16 +1,16 @@
 """The sweep: kills the worker at every event of an incident's history in turn.
 
-A cluster with a single worker runs one short job for each event n, so that each kill stops the complete control plane
-except Temporal. A fault strikes the job: a rank is killed, a machine is lost for good or computes wrongly, or the code
-is updated. While the incident is under way, the worker is killed as soon as it can know that event n is durable
-(``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the outcome must be
-the same: there is one incident, no step is lost except the one under way, losses are equal bit for bit, no rank has two
-processes, and nothing is left behind.
+For each event n, one short job runs on a cluster. The cluster has only one worker, so that each kill stops the complete
+control plane except Temporal. A fault strikes the job: a rank is killed, a machine is lost for good or computes
+wrongly, or the code is updated. While the incident is under way, the worker is killed as soon as it can know that event
+n is durable (``drills/inject/control_plane.py``), and its supervisor starts it again. Each time the decision and the
+outcome must be the same: there is one incident, no step is lost except the one under way, losses are equal bit for bit,
+no rank has two processes, and nothing is left behind.
 
-The sweep covers all events of the incident's history, or of its replay's history, up to the last one of the longest
-run. Temporal writes several events in one transaction, and no worker can die between them
-(``drills/observe/transactions.py``). So a kill is in time for all events of the transaction that was the newest. A kill
-that was late is repeated.
+The sweep covers all events of the incident's history, or of its replay's history. Histories differ in length; the sweep
+ends at the last event of the longest one. Temporal writes several events in one transaction, and no worker can die
+between them (``drills/observe/transactions.py``). So a kill is in time for every event of the transaction that was the
+newest when the worker died. A kill that was late is repeated.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class SweepRow(BaseModel):
     newest: int | None = None
     """Newest durable event at the kill; None: not known."""
     since: int | None = None
-    """First event after which no worker did anything until ``newest``: the first one of its transaction."""
+    """The first event that was written together with ``newest``, or by the server just before it: no worker did
+    anything between the two."""
     closes: bool = False
     """Whether ``newest`` is the last event of the history."""
     in_time: bool = False
@@ -183,7 +184,7 @@ async def _row(cluster: DrillCluster, run: DrillResult, request: DrillRequest) -
     )
     if mark and mark.get("newest"):
         place, newest = str(mark["place"]), max(int(mark["newest"]), written_by(found, mark["time_ns"]))
-        since = newest  # the store of another server cannot be read
+        since = newest  # only the database of a local Temporal server can be read
         if cluster.file.database.exists():
             begins = transactions.begins(cluster.file.database, await _run_id(cluster, request.opening.swept(run.job)))
             since = transactions.since(found, begins, newest)

@@ -83,7 +83,7 @@ class _Walk:
         if len(self._found) > MAX_SEEN:
             raise ConfigError(
                 f"{self._folder} has more than {MAX_SEEN} files, too many for the code of a job: put the code into "
-                "a separate folder, name it with --code DIR, or run it where it lies with --in-place"
+                "a separate folder, name it with --code DIR, or run it from its own folder with --in-place"
             )
 
 

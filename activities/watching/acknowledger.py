@@ -26,7 +26,7 @@ log = structlog.get_logger("watcher")
 
 
 class Acknowledger:
-    """Acknowledges to the agents of one job the observations that the workflow, or the ledger, has.
+    """Tells the agents of one job which observations have reached the workflow or the ledger.
 
     An observation that is not acknowledged is sent again to the next watcher. That does no harm, because the workflow
     accepts a report only once.

@@ -26,7 +26,7 @@ class FirstShown:
     steps: int | None = None
     """The number of steps when the process was first seen to step; None: it has not stepped."""
     step_ns: int = 0
-    """When it was first seen to have completed a step, by the watcher's clock; 0: not yet."""
+    """When the rank was first seen to have completed a step, by the watcher's clock; 0: not yet."""
     stopped_ns: int = 0
     """When the process was first seen to be stopped, by the watcher's clock; 0: it is not stopped."""
     continued_ns: int = 0

@@ -67,7 +67,7 @@ class LaunchOptions:
         try:
             return cls.of(json_format.Parse(text, pb.LaunchRequest(), ignore_unknown_fields=True))
         except json_format.ParseError as error:
-            raise ValueError(f"what the launch said cannot be read: {error}") from error
+            raise ValueError(f"the options of the launch cannot be read: {error}") from error
 
     def abandons(self, header: SlotHeader) -> bool:
         """Return whether this generation abandons the step of a copy."""

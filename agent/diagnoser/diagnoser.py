@@ -43,7 +43,7 @@ class DiagnosisRun:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
     problem: str = ""
-    """Why it was ended early; empty: it was not ended early."""
+    """Why the diagnosis was ended early; empty: it was not ended early."""
     followers: int = 0
     abandoned: asyncio.TimerHandle | None = None
 

@@ -269,7 +269,8 @@ class JobRunner:
         return self.record.emptied or not self.record.prepared
 
     async def stop(self, generation: int, grace_s: float) -> list[RankRecord]:
-        """Kill and fence every generation up to ``generation``; returns the ranks of the newest of them."""
+        """Kill and fence every generation up to ``generation``; returns the ranks of the newest of these
+        generations."""
         self.record.fenced = max(self.record.fenced, generation)
         self.record.heard = max(self.record.heard, generation)
         self.host.records.fence(self.record)  # from here on the fence survives the agent; the fork server keeps it too

@@ -195,7 +195,7 @@ class Child:
     port: int = 0
     exit: Message | None = None
     stopped: bool = False
-    """Whether it lived until a ``kill`` request ended it."""
+    """Whether the process lived until a ``kill`` request ended it."""
 
     def entry(self) -> Message:
         """Return the child as a row of the table."""
@@ -711,7 +711,9 @@ def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoRet
     """Run the fork server: parse its arguments, import, and serve on the inherited socket."""
     parser = argparse.ArgumentParser(description="Fork server of an everstep agent; started by the agent.")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited listening unix socket")
-    parser.add_argument("--socket-path", type=Path, required=True, help="its name; the server ends when it is removed")
+    parser.add_argument(
+        "--socket-path", type=Path, required=True, help="name of the socket; the server ends when this name is removed"
+    )
     parser.add_argument("--label", default="", help="what the server was started for")
     options = parser.parse_args(arguments)
     try:

@@ -242,7 +242,8 @@ class ForkServers:
             yield server
 
     def _fitting(self, job: str, python: str, env: Mapping[str, str], *, leaves: bool) -> ForkServerClient | None:
-        """Return the fork server that tried a job's code, if its imports fit; with ``leaves``, also stop keeping it."""
+        """Return the fork server that tried a job's code, if its imports fit; ``leaves``: the server is no longer kept
+        for the job."""
         server = self._tried.get(job)
         if server is None or server.lost or server.label != label_of(python, env):
             return None

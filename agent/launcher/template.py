@@ -212,8 +212,10 @@ def _listen(path: Path) -> socket.socket:
 def main() -> NoReturn:
     """Run the template."""
     parser = argparse.ArgumentParser(description="Template of the fork servers of a local cluster.")
-    parser.add_argument("--listen", type=Path, required=True, help="where agents ask for fork servers")
-    parser.add_argument("--room", default="", help="a long blank argument: here the forked show their command lines")
+    parser.add_argument("--listen", type=Path, required=True, help="socket on which agents request fork servers")
+    parser.add_argument(
+        "--room", default="", help="a long blank argument: fork servers write their command lines over it"
+    )
     options = parser.parse_args()
     try:
         ctypes.CDLL(None).prctl(fork_server.PR_SET_CHILD_SUBREAPER, 1)

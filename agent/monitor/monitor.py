@@ -216,7 +216,8 @@ class Inspector:
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
-    """Return a key that is equal for two findings if one continues the other. With another verdict, it begins anew."""
+    """Return a key that is equal for two findings if one continues the other. A finding with another verdict counts as
+    a new one."""
     return *finding.key, finding.verdict
 
 
@@ -226,13 +227,13 @@ class ReportedFinding:
 
     finding: Finding
     seen_s: float
-    """When it was seen last."""
+    """When the finding was seen last."""
     again_s: float
     """From this time on it is reported again if it returns."""
     wait_s: float = OVER_S
     """Time from its newest report to ``again_s``, seconds."""
     away: bool = False
-    """Whether it was absent at some inspection since its newest report."""
+    """Whether the finding was absent at some inspection since its newest report."""
     ended: bool = False
     """Whether the part was repaired or the machine rebooted: a finding that begins later is a new one."""
 
@@ -343,7 +344,7 @@ class Monitor:
         return sum(inspector.clear(reason) for inspector in self.inspectors)
 
     async def cleared(self, wait_s: float) -> bool:
-        """Wait ``wait_s`` at most until all cleared parts have been inspected again; returns whether they have."""
+        """Wait at most ``wait_s`` until all cleared parts have been inspected again; returns whether they have."""
         until = time.monotonic() + wait_s
         while waits := any(inspector.clearing for inspector in self.inspectors):
             if time.monotonic() >= until:

@@ -32,9 +32,9 @@ class Ran:
     """The result of a program that has ended."""
 
     output: str
-    """Its standard output and standard error together."""
+    """The program's standard output and standard error together."""
     code: int
-    """Its exit code; if a signal ended it, 128 plus the number of the signal."""
+    """The program's exit code; if a signal ended it, 128 plus the number of the signal."""
 
 
 def run(command: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None) -> Ran:

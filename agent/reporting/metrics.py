@@ -76,7 +76,8 @@ class JobMetrics:
 
 
 def _read_cpu(rank: _RankMetrics, report: ReportFile) -> None:
-    """Read the rank's CPU time if a new pace was measured, so that both cover the same steps except for one step."""
+    """Read the rank's CPU time if a new pace was measured, so that the CPU time and the pace cover the same steps,
+    except for one step."""
     pace = rank.watch.pace
     if pace.comparisons == rank.paces:
         return

@@ -123,7 +123,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         )
 
     async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
-        """List the copies for the answer to Stop. All copies are read by their headers; small own slots are verified.
+        """List the copies for the answer to Stop. Of most copies only the header is read; small own slots are verified.
 
         Args:
             runner: The job's runner.

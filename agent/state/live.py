@@ -1,9 +1,9 @@
 """This module keeps the agent's records in shared memory, and a copy of them in the state folder.
 
-A record is in shared memory at once; the disk gets its copy as soon as it has written it. The folder in shared memory,
-``<shm-dir>/_agent``, outlives the agent as the ranks do, and no write to it waits for a disk. The copies in the state
-folder are used only if the folder in shared memory is gone: after a reboot, or because shared memory was full. The
-newest lines may be missing in the copies. After a reboot, all processes of the jobs are gone too.
+A record is written to shared memory at once; its copy is on the disk as soon as the disk accepts it. The folder in
+shared memory, ``<shm-dir>/_agent``, outlives the agent as the ranks do, and no write to it waits for a disk. The copies
+in the state folder are used only if the folder in shared memory is gone: after a reboot, or because shared memory was
+full. The newest lines may be missing in the copies. After a reboot, all processes of the jobs are gone too.
 """
 
 from __future__ import annotations

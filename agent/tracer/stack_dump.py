@@ -25,7 +25,8 @@ from everstep.system.procfs import state_of
 LEAST_S = 0.2
 """The shortest time limit of a dump, seconds."""
 SETTLES_S = 0.5
-"""When py-spy is killed, the state of the traced process shows within this time whether it continues, seconds."""
+"""After py-spy was killed, the state of the traced process shows within this time, seconds, whether the process
+continues."""
 MOST_BYTES = 4 << 20
 """Largest dump of one process, bytes; a larger dump is left out."""
 PROBLEM_CHARACTERS = 200
@@ -51,8 +52,8 @@ def py_spy() -> str | None:
 def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> StackDump:
     """Read the stacks of a process.
 
-    If the process is stopped already, py-spy reads it without stopping it. If py-spy fails to stop the process, it
-    tries again without stopping it, if there is time.
+    If the process is stopped already, py-spy reads it without stopping it. If py-spy fails to stop the process and
+    there is time, the stacks are read again without stopping it.
 
     Args:
         pid: Pid of the process.
@@ -111,7 +112,8 @@ def let_go(pid: int, ticks: int, before: str, *, at_once: bool = False) -> None:
         pid: Pid of the process.
         ticks: Start time of the process in clock ticks.
         before: Its state before the dump. A process that was stopped before the dump stays stopped.
-        at_once: The dump ended by itself, so the state of the process shows at once whether it was left stopped.
+        at_once: Whether the dump ended by itself. Then the state of the process shows at once whether the process was
+            left stopped.
     """
     if before == STOPPED:
         return

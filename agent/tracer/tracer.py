@@ -117,7 +117,7 @@ class Tracer:
 
 
 class _Before(NamedTuple):
-    """What /proc shows of a process before its stacks are read, which disturbs it."""
+    """What /proc shows of a process before its stacks are read: reading them disturbs the process."""
 
     state: str
     used: Used

@@ -66,7 +66,8 @@ GroupOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GROUP",
-        help="A group that is laid over axes: ep=4:dp+tp. Repeat the option for each group.",
+        help="A kind of parallel group that is not an axis: ep=4:dp+tp makes ep groups of four ranks each, along the "
+        "axes dp and tp. Repeat the option for each kind.",
         rich_help_panel="Sizes",
     ),
 ]

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from controlplane.queries.status import JobReport
     from everstep.model.job_state import JobState
 
-Note = Annotated[str, typer.Option("--note", help="Why; it is kept with the incident or the job.")]
+Note = Annotated[
+    str, typer.Option("--note", help="The reason for the command; it is kept with the incident or the job.")
+]
 Reference = Annotated[
     str,
     typer.Argument(
@@ -33,8 +35,8 @@ Reference = Annotated[
 TAIL_OF_ALL = 10
 """Number of lines for each rank when the logs of all ranks are shown."""
 PATIENCE_S = 30.0
-"""The commands stop, resume and abandon wait this long for their effect, seconds; the time in the job's policy is
-added."""
+"""The commands stop, resume and abandon wait this long for their effect, seconds. The command stop waits for the
+policy's ``stop.grace_s`` in addition."""
 POLL_S = 0.2
 
 

@@ -182,8 +182,8 @@ def play(
 ) -> None:
     """Play cases in simulated time: show what everstep would do about the faults, and whether each case expects that.
 
-    A case says what is broken and how that shows. The workflows and decisions are those of a real incident; only the
-    machines are simulated. No cluster is needed, and an hour takes less than a second: docs/guides/cases.md.
+    A case says what is broken and what can be seen of it. The workflows and decisions are those of a real incident;
+    only the machines are simulated. No cluster is needed, and an hour takes less than a second: docs/guides/cases.md.
 
     Examples:
 
@@ -226,7 +226,7 @@ def record(
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:
-    """Print the case of a closed incident: what was broken, how that showed, and what everstep did about it.
+    """Print the case of a closed incident: what was broken, what was seen of it, and what everstep did about it.
 
     Correct the expectation, and keep the case where your other cases are: it is a test of the next release. The case
     has the last output of ranks, so read it before you send it to another person: docs/guides/cases.md.

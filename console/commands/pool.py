@@ -13,7 +13,7 @@ Names = Annotated[list[str], typer.Argument(metavar="MACHINE...", help="Names, a
 
 def evict(
     machines: Names,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the machine.")],
+    reason: Annotated[str, typer.Option("--reason", help="The reason for the command; it is kept with the machine.")],
     cluster: ClusterOption = "default",
 ) -> None:
     """Keep machines away from jobs. A job keeps its machine until another machine can replace it.
@@ -35,7 +35,9 @@ def evict(
 
 def release(
     machines: Names,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the machine.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="The reason for the command; it is kept with the machine.")
+    ] = "",
     cluster: ClusterOption = "default",
 ) -> None:
     """Let jobs have evicted or cordoned machines again.

@@ -71,8 +71,8 @@ def run(  # noqa: PLR0917 - options of a command
         list[str] | None,
         typer.Option(
             metavar="GROUP",
-            help="A group that is laid over axes: ep=4:dp_shard+tp has four ranks of these axes. Repeat the option for "
-            "each group.",
+            help="A kind of parallel group that is not an axis: ep=4:dp_shard+tp makes ep groups of four ranks each, "
+            "along the axes dp_shard and tp. Repeat the option for each kind.",
             rich_help_panel="Sizes",
         ),
     ] = None,
@@ -102,7 +102,11 @@ def run(  # noqa: PLR0917 - options of a command
     ] = None,
     in_place: Annotated[
         bool,
-        typer.Option("--in-place", help="Run the script where it lies; nothing is recorded.", rich_help_panel="Code"),
+        typer.Option(
+            "--in-place",
+            help="Run the script from its own folder; its code is not recorded.",
+            rich_help_panel="Code",
+        ),
     ] = False,
     version: Annotated[
         str | None,
@@ -142,7 +146,8 @@ def run(  # noqa: PLR0917 - options of a command
     redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in env_from, and
     never write them into env (docs/guides/security.md). The table checkpoint decides where copies of the training state
     are kept: docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
-    Variables set keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets checkpoint.slots.
+    Environment variables can set these keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets
+    checkpoint.slots.
 
     With --resume-from, a job that has ended continues from one of its checkpoints on disk or on remote storage, e.g. to
     repeat some steps with changed code. `everstep checkpoints` lists the checkpoints; 'latest' is the newest step that

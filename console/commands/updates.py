@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from everstep.model.version import JobVersion, UpdateRequest
 
 Job = Annotated[str, typer.Argument(help="Name of the job.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why; it is kept with the version.")]
-By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who requests it. Default: your user name.")]
-Urgent = Annotated[bool, typer.Option("--urgent", help="Apply it now, at the end of a step.", rich_help_panel="When")]
-Lazy = Annotated[bool, typer.Option("--lazy", help="Apply it with the next recovery.", rich_help_panel="When")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason for the update; it is kept with the version.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who requests the version. Default: your user name.")]
+Urgent = Annotated[
+    bool, typer.Option("--urgent", help="Apply the version now, at the end of a step.", rich_help_panel="When")
+]
+Lazy = Annotated[bool, typer.Option("--lazy", help="Apply the version with the next recovery.", rich_help_panel="When")]
 Window = Annotated[
     str,
     typer.Option(

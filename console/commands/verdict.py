@@ -21,8 +21,8 @@ CAUSES = ("machine", "code", "network", "storage", "data", "external", "schedule
 def verdict(  # noqa: PLR0917 - options of a command
     incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="gpt/2 or incident/gpt/0002.")],
     was: Annotated[str, typer.Option("--was", metavar="OWNER", help=f"What it was: {', '.join(CAUSES)}.")],
-    note: Annotated[str, typer.Option("--note", help="How you know it; shown in the report.")] = "",
-    operator: Annotated[str, typer.Option("--operator", help="Who decides; by default you.")] = "",
+    note: Annotated[str, typer.Option("--note", help="How you know the cause; shown in the report.")] = "",
+    operator: Annotated[str, typer.Option("--operator", help="Who found the cause. Default: your user name.")] = "",
     ledger: LedgerOption = "",
     cluster: ClusterOption = "default",
 ) -> None:

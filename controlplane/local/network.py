@@ -97,7 +97,7 @@ class Network:
             self._ip(CONTROL, "link", "set", far, "up")
 
     def second_card(self, machine: str, *, up: bool) -> None:
-        """Take the link of a machine's second card down (at its other end), or up again.
+        """Take the link of a machine's second card down (at the other end of the link), or up again.
 
         Raises:
             ClusterError: it cannot be done; the message says why.

@@ -13,7 +13,8 @@ FIRST, LAST = 20_000, 32_000
 port during a restart."""
 
 Stage = Literal["chosen", "owned"]
-"""``chosen``: claimed by ``up`` until its process listens; ``owned``: claimed by the supervisor of a cluster."""
+"""Who claims an address. ``chosen``: the command ``up``, until the process of the address listens; ``owned``: the
+supervisor of a cluster."""
 
 
 def is_free(host: str, port: int) -> bool:

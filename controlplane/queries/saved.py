@@ -25,7 +25,8 @@ class SavedReport(BaseModel):
     """The newest step that the rank furthest behind has saved. It is newer than ``own_step`` only if ranks drift
     apart."""
     apart: int = 0
-    """Number of steps between the first and the last rank if it exceeds the slots of a rank; otherwise 0."""
+    """Number of steps between the rank furthest ahead and the rank furthest behind if it exceeds the slots of a rank;
+    otherwise 0."""
     backup_step: int | None
     """The newest step of which all ranks have a backup."""
     backup_lag: int | None

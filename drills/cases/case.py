@@ -1,8 +1,8 @@
 """A case: which faults strike a job at which times, and the right course of the recovery.
 
-A case is a TOML file. Its faults describe what is broken, and how that shows. A fault strikes a rank or a machine, once
-or as long as its cause is there. A case does not describe what the recovery does: this follows from the product's own
-workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
+A case is a TOML file. Its faults describe what is broken, and what can be seen of it. A fault strikes a rank or a
+machine, once or as long as its cause is there. A case does not describe what the recovery does: this follows from the
+product's own workflows and decisions (:mod:`drills.cases.play`), and is compared with what the case expects.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class CaseFinding(CaseModel):
 
 
 class CaseFault(CaseModel):
-    """Something that is broken, and how it shows."""
+    """Something that is broken, and what can be seen of it."""
 
     at_s: Seconds = 60.0
     """When the fault strikes first, seconds after the job's first step."""
     rank: int = 0
-    """The rank that it strikes."""
+    """The rank that the fault strikes."""
     machine: str = ""
-    """The machine that it strikes, e.g. ``m2``, or ``all``; empty: that of the rank."""
+    """The machine that the fault strikes, e.g. ``m2``, or ``all``; empty: the machine of the rank."""
     every_rank: bool = False
     """All ranks show the fault, and not only one."""
 
@@ -116,16 +116,16 @@ class CaseFault(CaseModel):
     """A process of the rank stays this long after SIGKILL, e.g. in state D."""
 
     lasts: Literal["once", "machine", "code", "always"] = "once"
-    """How long its cause is there: for one strike, as long as the job has the machine, as long as the job runs this
-    version of the code, or always."""
+    """How long the cause of the fault is there: for one strike, as long as the job has the machine, as long as the job
+    runs this version of the code, or always."""
     times: int = Field(0, ge=0)
     """The largest number of strikes; 0: only ``lasts`` decides."""
     for_s: Seconds = 0.0
-    """The time from its first strike until it is over; 0: only ``lasts`` decides."""
+    """The time from the fault's first strike until the fault is over; 0: only ``lasts`` decides."""
     again_s: float = 60.0
-    """The time from the first step of a later generation until it strikes again; below 0: before that step."""
+    """The time from the first step of a later generation until the fault strikes again; below 0: before that step."""
     tests: list[str] = Field(default_factory=list)
-    """The diagnostic tests that find it on the machine."""
+    """The diagnostic tests that find the fault on the machine."""
     in_replay: bool = False
     """A replay shows the fault in each group that has the machine."""
 
@@ -185,7 +185,7 @@ class Case(CaseModel):
     fault: list[CaseFault] = Field(min_length=1)
     answer: list[CaseAnswer] = Field(default_factory=list)
     play_s: float = Field(3600.0, gt=0)
-    """How long it is played after the first step, seconds."""
+    """How long the case is played after the first step, seconds."""
     expect: Expected = Field(default_factory=Expected)
 
 

@@ -194,7 +194,7 @@ class _KilledOnMachine(OnMachine, KillRank):
 
     @property
     def launches_due(self) -> int:
-        """One more, since the fault breaks a launch."""
+        """One more launch, since the fault breaks a launch."""
         return super().launches_due + 1
 
 

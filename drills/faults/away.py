@@ -174,7 +174,7 @@ class CutLink(BetweenMachines, Away):
 
     @property
     def launches_due(self) -> int:
-        """One more, since in the first launch the ranks do not reach each other."""
+        """One more launch, since in the first launch the ranks do not reach each other."""
         return super().launches_due + 1
 
     def leaving(self, spec: JobSpec) -> list[str]:

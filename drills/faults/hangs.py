@@ -62,7 +62,8 @@ class SkipCollective(Hang):
     seldom = True
 
     def standbys(self, topology: Topology) -> int:
-        """One for each machine of a pipeline: gloo records no point-to-point operations, so all of them may leave."""
+        """One standby for each machine of a pipeline: gloo records no point-to-point operations, so all of these
+        machines may leave."""
         return topology.pp
 
 

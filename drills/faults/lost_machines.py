@@ -138,7 +138,9 @@ class KillGroup(LostMachines):
     line = "{kind} group {index}: {loss}"
 
     kind: str = Field(
-        description="Kind of the group: an axis of the mesh, or a laid group.", json_schema_extra={"metavar": "AXIS"}
+        description="Kind of the group: an axis of the mesh, or the name of a group that was defined over several "
+        "axes, such as ep.",
+        json_schema_extra={"metavar": "AXIS"},
     )
     index: int = Field(
         0, ge=0, description="Number of the group of this kind, from 0 on.", json_schema_extra={"metavar": "I"}

@@ -172,12 +172,12 @@ class MachineBitflip(OnMachine, NotFinite):
 
     @property
     def incidents_due(self) -> int:
-        """One more if tests do not detect the machine: the NaN repeats after the restart, before a replay."""
+        """One more incident if tests do not detect the machine: the NaN repeats after the restart, before a replay."""
         return self.repeats + (self.only_in_job and not self.finite)
 
     @property
     def launches_due(self) -> int:
-        """With ``--finite``, one more before the tests, and one more before the replay."""
+        """With ``--finite``, one more launch before the tests, and one more before the replay."""
         return super().launches_due + self.finite * (1 + self.only_in_job)
 
     def swept(self, job: str) -> str:

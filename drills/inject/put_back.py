@@ -1,4 +1,4 @@
-"""Gives machines back to the pool that left a drill's job; the drill has repaired them."""
+"""Gives the machines that left a drill's job back to the pool. The drill has repaired them."""
 
 from __future__ import annotations
 

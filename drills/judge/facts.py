@@ -41,7 +41,7 @@ class IncidentFacts:
     id: str
     opened_ns: int
     report: IncidentReport | None
-    """Its report; None: it is still open."""
+    """The incident's report; None: the incident is still open."""
     seen_ns: int = 0
     """Time at which an agent or a watcher detected its fault, nanoseconds; 0: not known."""
 

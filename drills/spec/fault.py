@@ -62,7 +62,7 @@ class ExpectedFinding:
 
     @property
     def opens_incident(self) -> bool:
-        """Whether an incident reports it; a finding with the verdict unknown is only in the ledger."""
+        """Whether an incident reports the finding; a finding with the verdict unknown is only in the ledger."""
         return self.verdict is Health.FAULTY
 
 
@@ -80,7 +80,7 @@ class FaultOptions(BaseModel):
     # Use in soaks.
 
     not_soaked: ClassVar[str] = ""
-    """Why no soak draws it; empty: soaks do."""
+    """Why no soak draws the fault; empty: soaks draw it."""
     own_job: ClassVar[bool] = False
     """Whether a soak runs the fault in a separate job. There are three reasons: the job needs small file systems or
     control groups from its beginning; a device must be healthy again before the next fault; or the job needs a drill's
@@ -89,7 +89,7 @@ class FaultOptions(BaseModel):
     seldom: ClassVar[bool] = False
     """Whether a soak draws it only half as often, since it meets other faults in the same way as a stopped rank."""
     least_machines: ClassVar[int] = 1
-    """Number of machines that a soak's job needs for it, so that the machine at fault can be distinguished."""
+    """Number of machines that a soak's job needs for the fault, so that the machine at fault can be distinguished."""
     alike: ClassVar[bool] = False
     """Whether a soak's job for it has one rank on each machine, all with the same work, so that each step needs all
     links between machines."""
@@ -112,13 +112,13 @@ class FaultOptions(BaseModel):
     # Kind of the fault, and its effect on the job.
 
     by_ranks: ClassVar[bool] = False
-    """Whether ranks perform it themselves; otherwise the injector does it from outside."""
+    """Whether ranks perform the fault themselves; otherwise the injector performs it from outside."""
     alone: ClassVar[bool] = False
-    """Whether there is no strike after it, so that no copies are needed."""
+    """Whether there is no strike after the fault, so that no copies are needed."""
     is_control: ClassVar[bool] = False
-    """Whether it strikes the control plane in a stage of the incident that another fault opens."""
+    """Whether the fault strikes the control plane in a stage of the incident that another fault opens."""
     is_update: ClassVar[bool] = False
-    """Whether it is an update of the job's code."""
+    """Whether the fault is an update of the job's code."""
     is_slowed: ClassVar[bool] = False
     """Whether the job's steps take longer: a vote then has to name the slow machine, or conclude that none is slow."""
     hangs: ClassVar[bool] = False
@@ -128,7 +128,7 @@ class FaultOptions(BaseModel):
     takes_machines: ClassVar[bool] = False
     """Whether machines are killed and lose their memory."""
     reported_of_all: ClassVar[bool] = False
-    """Whether one incident must report it for all machines."""
+    """Whether one incident must report the fault for all machines."""
     delays_backups: ClassVar[bool] = False
     """Whether an agent accepts no backups for some time, which must not slow steps down."""
     holds_up_backups: ClassVar[bool] = False

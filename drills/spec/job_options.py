@@ -24,7 +24,8 @@ class JobOptions(BaseModel):
     mesh: str = Field("", description="All axes of the mesh, in place of tp and pp, e.g. dp_replicate=2,dp_shard=2.")
     groups: list[str] = Field(
         default_factory=list,
-        description="A group laid over axes, such as ep=4:dp_shard+tp.",
+        description="A kind of parallel group that is not an axis. ep=4:dp_shard+tp makes ep groups of four ranks "
+        "each.",
         json_schema_extra={"option": "--group"},
     )
     standbys: int = Field(1, ge=0, description="Machines in addition to those of the job.")

@@ -34,7 +34,7 @@ class Promise:
     """The largest number of steps; None: it depends only on the checkpoints on disk."""
     reason: str
     begins_again: bool = False
-    """Whether the job starts again, since no step is left that every rank can restore."""
+    """Whether the job starts again, since no step that every rank can restore is left."""
 
 
 def promise_of(spec: JobSpec, loss: Loss) -> Promise:

@@ -46,7 +46,7 @@ class RankExit(Model):
     shown_steps: int = -1
     """Steps that the rank showed, by reports, by calls of the optimizer or by ``run.steps``; -1: not known."""
     classification: Classification | None = None
-    """Its cause, as the agent classified it; None: the rank lived until a stop killed it."""
+    """The cause of the rank's end, as the agent classified it; None: the rank lived until a stop killed it."""
 
 
 class Unlisted(Model):

@@ -14,9 +14,10 @@ class HangConclusion(Words):
     """The conclusion of an analysis."""
 
     NAMES = "names"
-    """It names the rank, or the pair of ranks, that all others wait for."""
+    """The verdict names the rank, or the pair of ranks, that all others wait for."""
     OVER_EVICTS = "over-evicts"
-    """It names a parallel group with the fault. All machines of the group are evicted, though most are innocent."""
+    """The verdict names a parallel group with the fault. All machines of the group are evicted, though most are
+    innocent."""
     NOT_A_MACHINE = "not a machine"
     """The script itself makes its ranks wait for each other: only other code can help."""
     NOT_HUNG = "not hung"

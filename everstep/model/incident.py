@@ -176,7 +176,7 @@ class Left(Model):
     """The effects of an incident that was closed from outside."""
 
     how: str
-    """How it was closed and by whom, e.g. ``terminated by ada: too slow``."""
+    """How the incident was closed and by whom, e.g. ``terminated by ada: too slow``."""
     known: bool = True
     """Whether the incident's history still exists; without the history, the effects are unknown."""
     launches: list[tuple[int, int]] = Field(default_factory=list)

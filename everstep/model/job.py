@@ -85,7 +85,7 @@ class JobSpec(BaseModel):
         "all remaining ranks.",
     )
     groups: tuple[Laid, ...] = Field(
-        (), description="Parallel groups that are laid over axes: name, size and those axes."
+        (), description="Kinds of parallel groups that are not an axis: name, size, and the axes along which they lie."
     )
     checkpoint: CheckpointPolicy = Field(
         default_factory=CheckpointPolicy, description="Where copies of the training state go."

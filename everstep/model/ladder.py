@@ -14,11 +14,11 @@ class Rung(Words):
     REATTEMPT = "reattempt"
     """The job is launched again as it is."""
     DIAGNOSE = "diagnose"
-    """Its machines are tested."""
+    """The job's machines are tested."""
     ROLLBACK = "rollback"
     """The job goes back to an earlier version of its code."""
     REPLAY = "replay"
-    """Its script runs on groups of its machines, twice, and the groups are compared."""
+    """The job's script runs on groups of its machines, twice, and the groups are compared."""
 
 
 class RungMode(Words):

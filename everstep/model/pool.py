@@ -27,17 +27,17 @@ class PoolPlace(Words):
     """The status of a machine in the pool."""
 
     ACTIVE = "active"
-    """A job has leased it."""
+    """A job has leased the machine."""
     STANDBY = "standby"
-    """It is checked and kept for replacement."""
+    """The machine is checked and kept for replacement."""
     FREE = "free"
-    """No job has leased it, and it is not kept as a standby: jobs that start can lease it."""
+    """No job has leased the machine, and it is not kept as a standby: jobs that start can lease it."""
     PROVISIONING = "provisioning"
-    """It is new in the list of the cluster and was not inspected yet. It replaces no machine before that."""
+    """The machine is new in the list of the cluster and was not inspected yet. It replaces no machine before that."""
     CORDONED = "cordoned"
-    """An operator keeps it away from jobs."""
+    """An operator keeps the machine away from jobs."""
     QUARANTINED = "quarantined"
-    """It was evicted. It returns when it passes its tests, or when an operator releases it."""
+    """The machine was evicted. It returns when it passes its tests, or when an operator releases it."""
 
 
 class PoolMachine(Model):
@@ -46,27 +46,28 @@ class PoolMachine(Model):
     machine: Machine
     place: PoolPlace
     job: str = ""
-    """The job that has leased it, or from which it was evicted; empty: none."""
+    """The job that has leased the machine, or from which it was evicted; empty: none."""
     run: str = ""
     """Id of that job's run."""
     since_ns: int = 0
     by: str = ""
-    """The job, incident, operator or pool that put it there."""
+    """The job, incident, operator or pool that put the machine into this place."""
     why: str = ""
     evicted_ns: list[int] = Field(default_factory=list)
-    """When it was evicted, the last 10 times."""
+    """When the machine was evicted, the last 10 times."""
     uncleaned: bool = False
     """Ranks of the job from which it was evicted may still live there."""
     wanted_out: bool = False
-    """An operator wants it cordoned as soon as its job leaves it."""
+    """An operator wants the machine cordoned as soon as its job leaves it."""
     fault: str = ""
-    """Why it cannot be used, according to the newest poll; empty: it can be used."""
+    """Why the machine cannot be used, according to the newest poll; empty: it can be used."""
     passed: int = 0
     """Number of polls in a row without a fault, in quarantine."""
     until_released: bool = False
-    """It stays in quarantine until an operator releases it, since only a test of a stopped machine shows its fault."""
+    """The machine stays in quarantine until an operator releases it, since only a test of a stopped machine shows its
+    fault."""
     unlisted_ns: int = 0
-    """Since when it is missing in the list of the cluster; 0: it is listed, or the list is not known."""
+    """Since when the machine is missing in the list of the cluster; 0: it is listed, or the list is not known."""
     absent: int = 0
     """Number of polls in a row in which its job did not name it."""
     ready: dict[str, str] = Field(default_factory=dict)
@@ -144,9 +145,9 @@ class RunningJob(Model):
     run: str
     machines: list[Machine]
     launched: bool = True
-    """Whether its ranks may live there; False: it is still starting."""
+    """Whether ranks of the job may live there; False: the job is still starting."""
     settled: bool = False
-    """Its ranks run and it has no open incident, so it needs only the machines that it names."""
+    """The job's ranks run and it has no open incident, so it needs only the machines that it names."""
     version: str = ""
     """Id of the version that it runs; empty: it runs in place."""
 
@@ -188,7 +189,7 @@ class PollDigests(Model):
     """Digests of the answers to the previous poll: what is still the same need not be sent again."""
 
     machines: str = ""
-    """Of the list of the cluster; empty: it is not known."""
+    """Digest of the list of the cluster's machines; empty: the list is not known."""
     jobs: dict[str, str] = Field(default_factory=dict)
     """Job → digest of its description."""
 
@@ -245,7 +246,7 @@ class Shortage(Model):
     machines: int
     """Number of machines that it needs."""
     asked_ns: int = 0
-    """When it last asked, nanoseconds of the wall clock."""
+    """When the job last asked, nanoseconds of the wall clock."""
 
 
 class PoolState(BaseModel):

@@ -35,7 +35,10 @@ class RetryPolicy(_Group):
         5, ge=1, description="Failures in a row, each before steady progress, before the job is parked."
     )
     max_lost_steps: int = Field(
-        1000, ge=0, description="Without a common checkpoint the job begins again only if it loses no more steps."
+        1000,
+        ge=0,
+        description="A job whose ranks have no common checkpoint begins from nothing only if it loses at most this "
+        "many steps.",
     )
     service_h: float = Field(
         1.0,
@@ -177,8 +180,9 @@ class SilencePolicy(_Group):
     only_machine_s: float = Field(
         30.0,
         gt=0,
-        description="The same for the only machine of a job, while another machine of the cluster answers, seconds. In "
-        "larger jobs, a part of the machines has to answer: otherwise the workers may be cut off from all of them.",
+        description="The only machine of a job is an anomaly if its agent and ranks are silent for this long while "
+        "another machine of the cluster answers, seconds. In larger jobs, a part of the machines has to answer: "
+        "otherwise the workers may be cut off from all of them.",
     )
     evict_s: float = Field(
         2.0, ge=0, description="After a failure, a machine that does not answer for this long counts as gone, seconds."
@@ -231,7 +235,10 @@ class RollbackPolicy(_Group):
         300.0, ge=0, description="A version that fails before it has run this long is rolled back, seconds."
     )
     error_within_h: float = Field(
-        24.0, ge=0, description="A version this young is rolled back at the first error of the program itself, hours."
+        24.0,
+        ge=0,
+        description="A version that an update launched less than this time ago, hours, is rolled back at the first "
+        "error of the program itself.",
     )
 
 

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Laid(NamedTuple):
-    """A kind of parallel group that is laid over axes of the mesh."""
+    """A kind of parallel group that is not an axis: each group has ranks along several axes of the mesh."""
 
     name: str
     size: int

@@ -25,29 +25,29 @@ class Urgency(Words):
     """When an update is applied (ByteRobust, section 6.1)."""
 
     LAZY = "lazy"
-    """It is applied with the next recovery, or at the latest at the end of its window."""
+    """The version is applied with the next recovery, or at the latest at the end of its window."""
     URGENT = "urgent"
-    """It is applied now, at the end of a step."""
+    """The version is applied now, at the end of a step."""
 
 
 class VersionStatus(Words):
     """The status of a version of a job."""
 
     CHECKING = "checking"
-    """It is shipped to the machines and tried there."""
+    """The version is shipped to the machines and tried there."""
     REFUSED = "refused"
-    """It could not be made, or failed where it was tried; the job never ran it."""
+    """The version could not be made, or failed where it was tried; the job never ran it."""
     PENDING = "pending"
-    """It waits for the next restart."""
+    """The version waits for the next restart."""
     WITHDRAWN = "withdrawn"
-    """It was withdrawn before it was applied."""
+    """The version was withdrawn before it was applied."""
     SUPERSEDED = "superseded"
     """A later version was applied in the same restart, so this version ran no step."""
     RUNNING = "running"
     REPLACED = "replaced"
-    """It ran until a later version was applied."""
+    """The version ran until a later version was applied."""
     SUSPECT = "suspect"
-    """It was rolled back, by a rule or an operator, and runs again only on request."""
+    """The version was rolled back, by a rule or an operator, and runs again only on request."""
 
 
 class Origin(Model):
@@ -191,31 +191,32 @@ class JobVersion(Model):
     number: int
     """Number in the order of requests; 1 is the version with which the job started."""
     runs: CodeVersion | None = None
-    """Its code and settings; None: it is not made yet, or could not be made."""
+    """Code and settings of the version; None: it is not made yet, or could not be made."""
     request: UpdateRequest = Field(default_factory=UpdateRequest)
     status: VersionStatus = VersionStatus.PENDING
     why: str = ""
-    """Why it was refused, withdrawn or rolled back; while it is checked: the progress."""
+    """Why the version was refused, withdrawn or rolled back; while it is checked: the progress."""
     changed: str = ""
     """Changes against the version before it, for people: files, arguments, variables."""
     asked_ns: int = 0
     due_ns: int = 0
-    """When it is forced, nanoseconds of the wall clock; 0: it is not pending."""
+    """When the version is forced, nanoseconds of the wall clock; 0: it is not pending."""
     again: UpdateRequest | None = None
-    """The request for it to run again, by an update or a rollback; None: there is none."""
+    """The request to run the version again, by an update or a rollback; None: there is none."""
     began_ns: int = 0
-    """When it was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
+    """When the version was first launched after its newest request, nanoseconds of the wall clock; 0: never."""
     ranges: list[tuple[int, int, int]] = Field(default_factory=list)
-    """Its last launches: generation, completed steps at the beginning, and completed steps at the end (-1: it still
-    runs). If a script does not number its steps, the completed steps are -1."""
+    """The last launches of the version: generation, completed steps at the beginning, and completed steps at the end
+    (-1: it still runs). If a script does not number its steps, the completed steps are -1."""
     steady: bool = False
-    """It made steady progress, so a rollback may go to it."""
+    """The version made steady progress, so a rollback may go to it."""
     proven: bool = False
-    """It survived its first steps, so a later failure does not blame it at once. A steady version is proven too."""
+    """The version survived its first steps, so a later failure does not blame it at once. A steady version is proven
+    too."""
     failed: int = 0
     """Failures in its first steps."""
     ended: str = ""
-    """How it ended, for people; empty: it runs, or never ran."""
+    """How the version ended, for people; empty: it runs, or never ran."""
 
     @property
     def wanted(self) -> UpdateRequest:
@@ -246,7 +247,7 @@ class JobVersion(Model):
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be run: it was made, and not refused."""
+        """Whether the version can be run: it was made, and not refused."""
         return self.runs is not None and self.status not in {VersionStatus.CHECKING, VersionStatus.REFUSED}
 
 

@@ -44,7 +44,7 @@ class XidKind(Enum):
     PEER = ("xid-link-peer", Owner.NETWORK, Health.UNKNOWN, False)
     """The device at the other end of an NVLink causes it: an NVSwitch, or a GPU of this machine or of another."""
     FOLLOWS = ("xid-follows", Owner.UNKNOWN, Health.UNKNOWN, False)
-    """It follows from another event or from the end of a process, and means nothing alone."""
+    """The Xid follows from another event or from the end of a process, and means nothing alone."""
     SOFT = ("xid-soft", Owner.MACHINE, Health.UNKNOWN, False)
     """A condition of the machine that needs an action once the job stops, or that matters only if it is frequent."""
     UNCLEAR = ("xid-unclear", Owner.UNKNOWN, Health.UNKNOWN, False)

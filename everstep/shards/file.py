@@ -120,7 +120,8 @@ def restore(
         slot_file: The slot file to write to.
         fill: Fills a buffer with the tensors of another rank whose manifest of this step has the same digest. Then only
             small tensors and the structure are read from the file.
-        newest_generation: It replaces the file's generation if that is higher; None: the file's generation is kept.
+        newest_generation: The slot gets this generation if the file's generation is higher; None: the file's generation
+            is kept.
         pace: Called after each piece that was read from the file.
 
     Raises:

@@ -40,17 +40,17 @@ class ShardOnDisk:
     """The ``step-…`` folder."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty: it is valid."""
+    """Why the shard is not valid; empty: it is valid."""
     generation: int = 0
-    """Generation of the job that saved it."""
+    """Generation of the job that saved the copy."""
     bytes: int = 0
     saved_ns: int = 0
     digest: str = ""
-    """Digest of its tensors (``Summary.digest``)."""
+    """Digest of the copy's tensors (``Summary.digest``)."""
     run: str = ""
     topology: str = ""
     code_version: int = 0
-    """Number of the version of the job's code that saved it; 0: not known."""
+    """Number of the version of the job's code that saved the copy; 0: not known."""
 
 
 def step_name(step: int) -> str:

@@ -76,14 +76,14 @@ class SlotInfo:
     completed_steps: int
     """Completed steps of the state; -1: the slot has no state."""
     generation: int
-    """Generation of the job that saved it."""
+    """Generation of the job that saved the state."""
     bytes: int
     """Bytes of tensors and structure together."""
     valid: bool
     reason: str = ""
-    """Why it is not valid; empty: it is valid."""
+    """Why the slot is not valid; empty: it is valid."""
     saved_ns: int = 0
-    """When its rank committed it, nanoseconds of the wall clock."""
+    """When the rank committed the slot, nanoseconds of the wall clock."""
 
 
 @dataclass(frozen=True, slots=True)

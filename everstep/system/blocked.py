@@ -51,7 +51,7 @@ CALLS: Mapping[str, Mapping[int, str]] = {
 
 
 def blocked_in(pid: int, proc: Path = PROC, machine: str = "") -> BlockedIn | None:
-    """Return what the first thread of a process waits for; None: nothing of the above, or it is not known.
+    """Return what the first thread of a process waits for; None: for nothing in ``BlockedIn``, or it is not known.
 
     Args:
         pid: The process.

@@ -40,7 +40,7 @@ class ProcessInfo(NamedTuple):
     session: int
     """Process id of the leader of its session."""
     start: int
-    """Its start time, clock ticks since boot."""
+    """Start time of the process, clock ticks since boot."""
     threads: int = 1
     flags: int = 0
     exit_status: int = 0
@@ -51,12 +51,12 @@ class ProcessInfo(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        """Whether it still runs. A zombie runs only if threads other than its first one do."""
+        """Whether the process still runs. A zombie runs only if threads other than its first one do."""
         return self.state not in "ZX" or self.threads > 1
 
     @property
     def is_ending(self) -> bool:
-        """Whether its first thread is ending; the kernel may take minutes to free the memory."""
+        """Whether the first thread of the process is ending; the kernel may take minutes to free the memory."""
         return bool(self.flags & EXITING)
 
 

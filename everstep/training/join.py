@@ -35,7 +35,8 @@ def join(
         order: Axes of the mesh, the last one varies fastest; None: the job's, or pp-dp-tp outside everstep.
         mesh: Replaces ``tp``, ``pp`` and ``order``: every axis in order, with its size, e.g. ``{"pp": 2,
             "dp_replicate": 2, "dp_shard": -1}``. One size may be -1, which means all remaining ranks.
-        groups: Parallel groups laid over axes, e.g. ``["ep=8:dp_shard+cp"]``; None: the job's.
+        groups: Kinds of parallel groups that are not an axis, e.g. ``["ep=8:dp_shard+cp"]``: groups of eight ranks
+            along ``dp_shard`` and ``cp``; None: the job's.
         flops_per_token: Floating point operations of the complete model, forward and backward, for one token; None: 6
             for each parameter of the models that are named in ``checkpoint``.
         peak_flops: Floating point operations that this rank's device can do in a second; None: the known peak of its

@@ -22,7 +22,7 @@ class JoinSizes(NamedTuple):
     mesh: Mapping[str, int] | None = None
     """Every axis with its size, instead of ``tp``, ``pp`` and ``order``."""
     groups: tuple[str, ...] | None = None
-    """Groups that are laid over axes, each as in ``ep=4:dp_shard+cp``."""
+    """Kinds of parallel groups that are not an axis, each as in ``ep=4:dp_shard+cp``."""
 
     def topology(self, machines: int, ranks_per_machine: int) -> Topology:
         """The topology with these sizes.

@@ -49,8 +49,8 @@ def test_the_slowest_rank_of_the_newest_generation_counts() -> None:
         (
             {"attached": False, "optimizer_steps": 0},
             None,
-        ),  # it will join, or is a script without the library that has not stepped
-        ({"attached": False, "optimizer_steps": 4, "completed_steps": -1}, 4),  # a script without the library
+        ),  # its script has not joined yet, or does not use everstep and has made no step
+        ({"attached": False, "optimizer_steps": 4, "completed_steps": -1}, 4),  # a script that does not use everstep
         ({"completed_steps": 0, "optimizer_steps": 0}, 0),  # it has joined, and starts from the beginning
     ],
 )
@@ -64,7 +64,9 @@ def test_the_last_report_of_a_silent_machine_counts_as_old() -> None:
 
     assert merge(views, time_ns=1).step == 12
     assert merge(views, time_ns=1, silent=["m1"]).step == 30
-    assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, "no machine that answers knows a newer step"
+    assert merge(views, time_ns=1, silent=["m0", "m1"]).step == 12, (
+        "no machine answers, so the last reports of all machines count"
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,10 @@ class PeerBackups:
         backup = self._backup(offer.rank)
         with self.unfenced(offer.generation):
             if offer.generation < backup.generation:
-                raise Fenced(f"generation {backup.generation} of rank {offer.rank} sends already")
+                raise Fenced(
+                    f"rank {offer.rank} has already sent generation {backup.generation}, which is newer than "
+                    f"{offer.generation}"
+                )
             if backup.user:
                 backup.user.cut()
         if not backup.turn.acquire(timeout=TAKE_OVER_S):
@@ -117,7 +120,8 @@ class PeerBackups:
                 if backup.user:
                     backup.user.cut()
         for backup in backups:
-            # A connection that still allocates memory for a backup needs longer; the fence prevents its commit.
+            # A connection that still allocates memory for a backup does not end in this time; the fence prevents its
+            # commit.
             if backup.turn.acquire(timeout=TAKE_OVER_S):
                 backup.give_up()
                 backup.turn.release()
@@ -138,7 +142,8 @@ class PeerBackups:
         """Make sure that there is room for a file; stale backups are removed if necessary.
 
         Raises:
-            BackupRefused: there is too little room, with numbers; or the folder is not private to the agent.
+            BackupRefused: there is too little room (the message has the numbers), or the folder is not private to the
+                agent.
         """
         try:
             private.make_folder(self.shm)  # an offer may arrive before this machine's own Launch
@@ -162,8 +167,9 @@ class PeerBackups:
         generation and its rank has not. A stale backup is still kept as long as a restart might need it.
 
         Args:
-            before: Remove only backups whose steps are all older than this step: no rank here could go back so far.
-                None: remove all stale backups, because room is needed.
+            before: Remove only backups whose steps are all older than this step, the oldest one that this machine's own
+                ranks still have. A restart cannot need older steps. None: remove all stale backups, because room is
+                needed.
 
         Returns:
             Whether there may still be stale backups.

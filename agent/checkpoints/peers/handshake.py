@@ -45,7 +45,8 @@ logger = structlog.get_logger()
 
 
 def origin(address: str) -> str:
-    """Return the key to count connections by: an IPv4 address, or an IPv6 /64 network, which one machine can own."""
+    """Return the origin for which connections are counted: an IPv4 address, or an IPv6 /64 network, which one machine
+    can own."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return str(found)

@@ -50,7 +50,7 @@ class OwnSlots:
         self._spare(rank)
 
     def close(self) -> None:
-        """Pin nothing any more."""
+        """Set no more pins."""
         with self._lock:
             self._closed = True
 

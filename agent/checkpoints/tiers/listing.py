@@ -36,7 +36,7 @@ def roots_of(place: Place, *configured: str) -> list[Path]:
 def on_disk(
     roots: Iterable[Path], job: str, opened: OpenedGeneration | None, *, verify: bool
 ) -> list[pb.HeldCheckpoint]:
-    """List the copies in the folders; damage is a reason of a copy, never an exception.
+    """List the copies in the folders. A damaged copy is listed as invalid, with the reason; it raises no exception.
 
     Copies that the open generation abandons are left out: they are about to be set aside, or could not be set aside.
     """
@@ -66,16 +66,17 @@ def on_remote(folder: RemoteFolder, opened: OpenedGeneration | None, *, verify: 
 
 
 def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
-    """Report that remote storage could not be listed, by an invalid copy that is equal on every machine.
+    """Return an entry that says that remote storage could not be listed. It has the form of an invalid copy, and is
+    equal on every machine.
 
-    ``StateCopy.unlisted`` detects such a copy.
+    ``StateCopy.unlisted`` detects such an entry.
     """
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)
 
 
 def unlisted_disk(place: Place, root: Path, error: Exception) -> pb.HeldCheckpoint:
-    """Report that a folder on disk could not be listed, by an invalid copy."""
+    """Return an entry that says that a folder on disk could not be listed. It has the form of an invalid copy."""
     why = error.strerror if isinstance(error, OSError) else None
     reason = f"{root} cannot be listed: {why or error or type(error).__name__}"
     at = f"{place.machine}:{root}"  # each machine may have its own disk at this path

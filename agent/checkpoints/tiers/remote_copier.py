@@ -148,7 +148,8 @@ class _RemoteRound:
             complete = [step for step in self._complete_on_disk() if step > newest]
             if not complete:
                 return
-            # Machines that are behind copy the roundest step, so that they copy the same steps.
+            # Machines that are behind copy the roundest step (see everstep/decisions/keep/next_copy.py), so that they
+            # copy the same steps.
             step = max(complete, key=lambda step: (roundness(step), step))
             self._set_copying(step)
             try:

@@ -35,7 +35,7 @@ class NicLimits(DiagnosticLimits):
     mb: float = Field(default=4096.0, gt=0)
     """Most data in each direction, megabytes."""
     answer_s: float = Field(default=5.0, gt=0)
-    """A connection that is not made, or makes no progress, for this long has failed, seconds."""
+    """If a connection is not made or makes no progress for this long, it has failed, seconds."""
 
 
 class NicTest(DiagnosticTest):

@@ -34,8 +34,8 @@ RULES: tuple[GpuRule, ...] = (
 FAULT_FROM_MISS = 2
 """After this many consecutive readings without an answer, the driver is faulty; before that, the verdict is unknown."""
 SURE_FROM_MISS = 6
-"""After this many such readings, in about a minute, the finding names the machine for sure. Until then, the driver may
-still be freeing the memory of processes that ended."""
+"""After this many such readings, which take about a minute, the finding names the machine for sure. Until then, the
+driver may still be freeing the memory of processes that ended."""
 TEARDOWN_S = 120.0
 """While ranks of this machine are ending, a driver that does not answer counts as busy for this long, seconds."""
 LOADED = (GpuTrouble.MISMATCH, GpuTrouble.LOST, GpuTrouble.RESET_REQUIRED, GpuTrouble.OTHER)
@@ -122,7 +122,7 @@ class GpuInspection(Inspection):
     def _read(self) -> GpusReading:
         pid, start = self.kept.get("stuck", (0, 0))
         if pid and pid != self._process.pid and procfs.is_alive(pid, start):
-            # An earlier agent started it. Another process would hang too.
+            # An earlier agent started the process that hangs. Another process would hang too.
             raise GpusSilent(f"process {pid} still waits in the driver", stuck=True)
         return self._process.read(self.limits.answer_s, self.limits.start_s)
 

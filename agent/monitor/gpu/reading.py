@@ -55,7 +55,7 @@ class GpuTrouble(StrEnum):
     MISMATCH = "driver mismatch"
     """Library and driver have different releases (error 18)."""
     DENIED = "denied"
-    """The agent is not permitted to read it (error 4)."""
+    """The agent is not permitted to read the GPU (error 4)."""
     LOST = "lost"
     """The GPU has fallen off the bus (error 15)."""
     RESET_REQUIRED = "reset required"
@@ -71,7 +71,7 @@ class NvLinkReading:
     """One NVLink of a GPU."""
 
     link: int
-    """Its number, from 0."""
+    """Number of the link, from 0."""
     up: bool = True
     replays: int | None = None
     """Repeated transmissions since the driver was loaded."""
@@ -99,13 +99,13 @@ class GpuReading:
     """One GPU."""
 
     index: int
-    """NVML's number."""
+    """NVML's number of the GPU."""
     bus_id: str = ""
     """PCI address as in sysfs, e.g. ``0000:05:00.0``; empty: it could not be read."""
     uuid: str = ""
     name: str = ""
     trouble: GpuTrouble | None = None
-    """Why it cannot be read. If there is a trouble, all fields after ``text`` are missing."""
+    """Why the GPU cannot be read. If there is a trouble, all fields after ``text`` are missing."""
     text: str = ""
     """NVML's message about the trouble."""
     temperature_c: int | None = None
@@ -113,20 +113,20 @@ class GpuReading:
     shutdown_c: int | None = None
     """Temperature at which the device is shut down."""
     slowdown_c: int | None = None
-    """Temperature at which the hardware slows it down."""
+    """Temperature at which the hardware slows the device down."""
     max_c: int | None = None
-    """Temperature at which the driver slows it down."""
+    """Temperature at which the driver slows the device down."""
     memory_max_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     """The enforced limit."""
     sm_clock_mhz: int | None = None
     utilization: int | None = None
-    """Share of the last sampling period in which a kernel ran on it, per cent."""
+    """Share of the last sampling period in which a kernel ran on the GPU, per cent."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     clocks_event_reasons: int | None = None
-    """Why its clock is reduced: NVML's bits."""
+    """Why the clock of the GPU is reduced: NVML's bits."""
     ecc_uncorrected: int | None = None
     """Memory errors since the driver was loaded or the GPU was reset (volatile)."""
     ecc_corrected: int | None = None
@@ -152,7 +152,7 @@ class GpuReading:
     nvlinks: list[NvLinkReading] = field(default_factory=list)
     fabric: FabricReading | None = None
     processes: list[int] | None = None
-    """Pids, in the machine's own namespace, of the processes that compute on it."""
+    """Pids, in the machine's own namespace, of the processes that compute on the GPU."""
     errors: dict[str, str] = field(default_factory=dict)
     """Field that could not be read, although it is supported and permitted → the error."""
 

@@ -42,7 +42,7 @@ class RanksLimits(Limits):
     """Thresholds for ranks."""
 
     waits_s: float = Field(default=30.0, gt=0)
-    """A rank that all inspections see blocked in the kernel, or stopped, for this long is reported, seconds."""
+    """A rank is reported if all inspections for this long, seconds, see it blocked in the kernel or stopped."""
     lasts_s: float = Field(default=600.0, gt=0)
     """How long the finding that the kernel killed processes stays active, seconds."""
 

@@ -43,7 +43,7 @@ FELL_OFF = re.compile(
 RECOVERED = re.compile(
     rf"^NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)[^)]*\): 154, .*{xid.NO_RECOVERY}", re.IGNORECASE
 )
-"""By this line, the driver reports that it asks for no recovery of a GPU any more, because the GPU was reset."""
+"""With this line, the driver reports that a GPU needs no recovery any more, because the GPU was reset."""
 HEALED_AFTER_S = 30.0
 """The driver asks for a recovery within seconds after an Xid. If a GPU is healthy this long after its Xid, seconds, it
 needs no recovery."""
@@ -62,7 +62,7 @@ class KernelLine:
 
     sequence: int
     time_ns: int
-    """When it was written, nanoseconds of the wall clock."""
+    """When the line was written, nanoseconds of the wall clock."""
     text: str
     from_user: bool
     """Whether a process wrote it, and not the kernel."""
@@ -90,7 +90,7 @@ class KernelLog:
         self._wake_up = WakeUp()
 
     def read(self, wait_s: float) -> Iterator[KernelLine]:
-        """Read new records; wait for one ``wait_s`` at most if there are none.
+        """Read new records; if there are none, wait at most ``wait_s`` for one.
 
         Raises:
             CannotInspect: the log cannot be opened.
@@ -153,7 +153,7 @@ class KernelLogLimits(Limits):
     interval_s: float = Field(default=2.0, gt=0)
     """Longest wait for a line, seconds; a new line is read at once (ByteRobust, table 3: 2 s)."""
     xid_lasts_s: float = Field(default=24 * 3600.0, gt=0)
-    """How long an Xid stays active after which the GPU has to be reset, seconds. An Xid that requires a reboot or a
+    """How long an Xid that requires a reset of the GPU stays active, seconds. An Xid that requires a reboot or a
     replacement stays active until the machine is rebooted."""
     application_lasts_s: float = Field(default=600.0, gt=0)
     """How long faults that a program caused, and a loss of lines, stay active, seconds."""

@@ -40,7 +40,7 @@ class PartsOfJobs:
         self._are_shared()
 
     def is_ours(self, finding: Finding, text: str) -> bool:
-        """Return whether a line is about a part that jobs use, or may be about one; ``text`` is the line."""
+        """Return whether a line is about a part that jobs use, or may be about such a part; ``text`` is the line."""
         kind, _, name = finding.item.partition(" ")
         if kind == "GPU":
             return self._is_our_gpu(part_of(name), text)

@@ -110,7 +110,8 @@ class InfinibandLimits(NetworkLimits):
     idle_s: float = Field(default=600.0, gt=0)
     """RDMA traffic that pauses for this long has ceased, seconds (ByteRobust, section 3)."""
     idle_bytes_per_s: float = Field(default=10_000.0, ge=0)
-    """If all ports together carry less than this, bytes per second, it is management traffic and counts as none."""
+    """If all ports together carry less than this, bytes per second, the traffic is for management and counts as
+    none."""
 
 
 class InfinibandInspection(Inspection):

@@ -60,13 +60,14 @@ class Link:
     switched_on: bool = True
     """Whether an administrator has switched it on."""
     carrier: bool = True
-    """Whether it is switched on and has a link. It is as current as ``downs``; the kernel's operational state lags."""
+    """Whether the interface is switched on and has a link. It is as current as ``downs``; the kernel's operational
+    state lags."""
     downs: int = 0
     """How often it has lost its carrier since it was created."""
     statistics: dict[str, int] = field(default_factory=dict)
     """Name in ``STATISTICS`` → the counter since the interface was created."""
     own: bool = False
-    """Whether it has the agent's address."""
+    """Whether the interface has the agent's address."""
 
 
 def links() -> dict[str, Link]:

@@ -20,7 +20,7 @@ class LinkSeen:
     is_down: bool
     """Whether the link is down or the interface does not exist."""
     uncounted: bool = False
-    """Whether it is down and the kernel has not counted that outage yet."""
+    """Whether the link is down and the kernel has not counted that outage yet."""
 
 
 def ended(before: LinkSeen, now: LinkSeen) -> int:

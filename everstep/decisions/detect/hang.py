@@ -1,6 +1,6 @@
 """The detection of hangs: no rank completes a step any more.
 
-After how many seconds without a step a job counts as hung depends on samples of its ranks. A rank whose process is
+Samples of the ranks decide after how many seconds without a step the job counts as hung. A rank whose process is
 stopped (state T) hangs the job at once. If all ranks are stopped, the job was paused on purpose, which is no hang.
 Ranks are stopped and continued one after the other, so the rule waits until that is done.
 """

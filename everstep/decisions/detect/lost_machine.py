@@ -1,8 +1,9 @@
 """The detection of a machine that lost its ranks, or that is silent while no rank of the job steps.
 
-Ranks on other machines may not notice it for ten minutes, since collectives can wait that long. A silent agent alone is
-no fault: as long as the ranks step, its machine works. If all other ranks have ended with success, the job may be over
-on the silent machine too, and no step is expected any more: then the time counts since the last of them ended.
+Ranks on other machines may not notice the lost ranks for ten minutes, since collectives can wait that long. A silent
+agent alone is no fault: as long as the ranks step, its machine works. If all other ranks have ended with success, the
+job may be over on the silent machine too, and no step is expected any more. In this case the time without a step is
+counted from the end of the last of these ranks.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from everstep.rank.step_reports import GRAD_NORM, LOSS, StepRecord
 WINDOW = 64
 """The number of values of the median; with fewer values nothing is a jump."""
 JUMP_FACTOR = 5.0
-"""The multiple of the median that is a jump (ByteRobust, section 4.1)."""
+"""A value that is this many times the median counts as a jump (ByteRobust, section 4.1)."""
 JUMP_STEPS = 3
-"""The number of high values in a row that are a jump; a single one may be an outlier."""
+"""This many high values in a row count as a jump; a single one may be an outlier."""
 PACE_STEPS = 32
 """The number of steps over which a speed is measured."""
 PACES_KEPT = 32

@@ -10,7 +10,8 @@ from statistics import median
 from everstep.decisions.detect.job_facts import RankFacts
 
 RUNS_FREE_STEPS = 3
-"""A rank that is this many steps ahead of another rank does not wait for it. A rank that waits is at most one ahead."""
+"""A rank that is this many steps ahead of another rank does not wait for it. A rank that waits is at most one step
+ahead."""
 SAMPLE_GAP_S = 5.0
 """The time between two samples counts at most this much, seconds, since the watcher itself may have been stopped, or
 suspended with its machine."""

@@ -13,7 +13,7 @@ from everstep.model.state_copy import Tier
 
 
 def merged(evidence: Evidence, result: Evidence) -> Evidence:
-    """Return the evidence with the result of a search. A location is known if either of them lists it."""
+    """Return the evidence with the result of a search. A location is known if the evidence or the search lists it."""
     held = [copy for copy in evidence.held if not copy.unlisted]
     known = {copy.key for copy in held}
     new = [copy for copy in result.held if copy.key not in known]

@@ -123,8 +123,8 @@ def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[
     generations = list(launches)
 
     def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
-        """Return the first step of a generation that was launched since then, or the first of ``ends_ns`` if that is
-        earlier."""
+        """Return the first step of a generation that was launched at ``begin_ns`` or later, or the first of ``ends_ns``
+        if that is earlier."""
         steps_ns = [launch.stepped_ns for launch in generations if launch.launched_ns >= begin_ns]
         return min((time_ns for time_ns in (*steps_ns, *ends_ns) if time_ns and time_ns >= begin_ns), default=None)
 

@@ -36,7 +36,7 @@ if not os.fork():  # an orphan that took another session
 open(state + "/up", "w").close()
 time.sleep(600)
 """
-"""A program that acts as an agent with fork servers, and a rank's data loaders."""
+"""A program that acts as an agent. It starts processes that stand for fork servers and for a rank's data loaders."""
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class NextRung:
     last: bool = False
     """No rung of the path is left to try."""
     restarts: int = 0
-    """How often the job was launched again after the last rung of its path."""
+    """How often the job was launched again after the last rung of this path."""
 
     @property
     def text(self) -> str:

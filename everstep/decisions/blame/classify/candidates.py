@@ -164,9 +164,9 @@ def _of_stream(stream: StreamFindings, log: ScannedLog) -> list[LogCandidate]:
 def _weight(hit: LogHit, since: int, until: int) -> Weight:
     """Return the weight of a hit.
 
-    The program survived a plain hit if fewer than ``since`` ordinary lines precede it, since then many more lines
-    follow it. The program survived any hit that is not decisive if at most ``until`` reports of steps precede it, since
-    then many more reports follow it.
+    The program survived a plain hit if fewer than ``since`` ordinary lines precede it, because many more lines follow
+    it in that case. The program survived any hit that is not decisive if at most ``until`` reports of steps precede it,
+    because many more reports follow it in that case.
     """
     continued = hit.weight is Weight.PLAIN and hit.ordinary_before < since
     stepped = hit.weight < Weight.DECISIVE and hit.steps_before <= until

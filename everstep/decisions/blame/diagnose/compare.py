@@ -95,7 +95,7 @@ PASS_SHARE = 0.5
 """A test that breaks on a machine is a fault if more than this share of the machines of its kind pass it."""
 
 SOFTWARE = ", torch "
-"""The text of a kind before this part describes the hardware (``agent.diagnoser.kind``)."""
+"""In the text of a kind, everything before this word describes the hardware (``agent.diagnoser.kind``)."""
 
 
 def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict[str, str]]:

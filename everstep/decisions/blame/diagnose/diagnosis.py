@@ -195,7 +195,8 @@ def _compare_pairs(
         }
         pair_passed = passed(of_test, test, shares)
         judged = judge_pairs(involved, pair_passed)
-        # Other work may lower a bandwidth. So a machine is named for sure only if it is also named without slow pairs.
+        # Other work may lower a bandwidth. So a machine is surely faulty only if it is also named when the slow pairs
+        # are left out.
         sure = judge_pairs(involved, pair_passed | dict.fromkeys(slow)).machines
         links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in judged.links]
         for names, reason in ((judged.machines, reasons.FAILS_WITH_ALL), (judged.unsure, reasons.FAILS_UNSURE)):
@@ -239,7 +240,7 @@ def findings_of_tests(diagnosis: Diagnosis) -> list[MachineFinding]:
 
 
 def _of_links(diagnosis: Diagnosis) -> list[tuple[str, Finding]]:
-    """Return findings for broken links: if the machines of these findings leave, all other links work.
+    """Return findings for broken links. If the machines with these findings leave the job, no broken link is left.
 
     A broken link may be the fault of either machine, and the job cannot run over it. The machine with the most broken
     links gets the finding. If two machines have equally many, the later machine in the job's order gets it, because the

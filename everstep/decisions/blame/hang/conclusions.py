@@ -16,7 +16,7 @@ from everstep.model.hang import HangConclusion, HangMethod
 from everstep.model.topology import Topology
 
 MOST_NAMED = 0.25
-"""Largest share of a job's machines that may be evicted by name; one machine always may."""
+"""Largest share of a job's machines that may be evicted by name. A single machine may always be evicted."""
 TWO_FAULTS, TWO_FAULTS_OF = 2, 4
 """Two machines may be evicted by name in a job of at least four, since two may fail at once."""
 METHODS = (HangMethod.STATE, HangMethod.WAIT_FOR, HangMethod.STACKS)
@@ -29,7 +29,8 @@ class HangLimits:
     methods: tuple[HangMethod, ...] = METHODS
     """The methods in the order in which they are tried; the first with a verdict decides."""
     most_named: float = MOST_NAMED
-    """Largest share of a job's machines that may be evicted by name; one machine always may, and two of four."""
+    """Largest share of a job's machines that may be evicted by name. One machine may always be evicted, and two of four
+    may."""
     most_over_evicted: float = MOST_OF_JOB
     """Largest share of a job's machines that may be over-evicted."""
 

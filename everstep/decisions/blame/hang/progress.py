@@ -1,4 +1,4 @@
-"""How likely it is that a job without steps hangs, from two samples of all ranks: a long phase looks like a hang.
+"""Judges from two samples of all ranks how likely it is that a job without steps hangs: a long phase looks like a hang.
 
 The samples show one of these (``HangSign``):
 

@@ -77,8 +77,7 @@ def replica_machines(topology: Topology) -> int:
     """Return the least number of machines on which complete replicas of the model run (k = 1 in the paper).
 
     If one TP group runs on a machine, this is the PP size. But several TP groups or several replicas may run on one
-    machine, and a replica may end within a machine. Groups that are laid over data axes, e.g. of experts, are not
-    divided.
+    machine, and a replica may end within a machine. Laid groups along data axes, e.g. of experts, are not divided.
     """
     data = prod(topology.size(axis) for axis in topology.data_axes)
     replicas = 1

@@ -1,4 +1,4 @@
-"""A job in simulated time, whose machines back up each other's rank. The rules are real, and all else is a model.
+"""A job in simulated time, whose machines back up each other's rank. The rules are real, and the rest is a model.
 
 One unit of time is a tenth of a second. Each machine has one rank. Its backup is on the next machine.
 """

@@ -41,7 +41,8 @@ def test_an_outage_that_the_driver_does_not_count_is_counted_where_it_is_seen() 
 
 @pytest.mark.parametrize("looks_down", [1, 2, 3])
 def test_an_outage_that_is_counted_late_is_one(looks_down: int) -> None:
-    """Some drivers count an outage only when the link is up again. If it counted twice, its machine could leave."""
+    """Some drivers count an outage only when the link is up again. If such an outage were counted twice, its machine
+    could be removed from the job."""
     before, told = UP, 0
     for now in [LinkSeen(4, 0, True)] * looks_down + [LinkSeen(4, 1, False), LinkSeen(4, 1, False)]:
         told += ended(before, now)

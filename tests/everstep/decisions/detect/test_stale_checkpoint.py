@@ -65,7 +65,7 @@ def test_of_thousands_of_ranks_a_few_are_named() -> None:
         replace(STALE, first_step_ns=0),  # nothing is computed yet
         replace(STALE, saved_step=-1),  # the script keeps no state with everstep
         replace(STALE, saved_step=None),  # the agent does not report its saves
-        replace(STALE, alive=False),  # it was stopped
+        replace(STALE, alive=False),  # the rank was stopped
     ],
 )
 def test_a_rank_without_missing_saves_is_not_reported(fine: RankFacts) -> None:

@@ -99,7 +99,7 @@ def test_a_job_may_finish_before_its_steps_are_seen() -> None:
 
 
 def test_a_script_that_never_showed_a_step_runs_unconfirmed_after_a_while() -> None:
-    """Without steps, the launch is accepted unconfirmed, because its ranks live."""
+    """If no step is shown, the launch is accepted because its ranks live, but it does not count as confirmed."""
     silent = replace(STARTED, attached=False)
     ranks = (silent, replace(silent, rank=1))
 

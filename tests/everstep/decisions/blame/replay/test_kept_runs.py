@@ -55,7 +55,8 @@ def concluded(plan: ReplayPlan, runs: list[GroupRun]) -> Replayed:
 def test_stored_trials_lead_to_the_same_conclusion(
     machines: int, size: int, repeats: int, answers: int, chance: random.Random
 ) -> None:
-    """The texts of the conclusions are equal, too. No group here has more answers than are kept in full."""
+    """The texts of the conclusions are equal, too. The groups here have so few different answers that the digests of
+    all of them are kept."""
     plan, every, kept = plan_replay(machines, min(size, machines)), list[GroupRun](), list[GroupRun]()
     for repeat in range(1, repeats + 1):
         new = drawn(plan, repeat, chance, answers)
