@@ -82,7 +82,7 @@ class EvictionState(BaseModel):
     asked: list[EvictAnswer] = Field(default_factory=list)
     """The newest answers of the rules, at most ``ANSWERS_KEPT``."""
     done_ns: list[int] = Field(default_factory=list)
-    """Times at which machines were evicted without an operator, nanoseconds of the wall clock."""
+    """Times of evictions that count for the breaker, nanoseconds of the wall clock."""
     waiting: list[Eviction] = Field(default_factory=list)
     """Machines that leave the job once an operator approves the evictions; the job is parked until then."""
     approved: dict[str, str] = Field(default_factory=dict)

@@ -152,7 +152,7 @@ class IncidentReport(Model):
     machines: list[Machine] = Field(default_factory=list)
     """All machines of the job, in order, if they changed; empty: they did not change."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """Times at which machines were evicted without an operator, nanoseconds of the wall clock."""
+    """Times of evictions that count for the breaker, nanoseconds of the wall clock."""
     approved: dict[str, str] = Field(default_factory=dict)
     """Machine that left because an operator approved it → the operator, and the note."""
     version: int = 0

@@ -172,7 +172,7 @@ class JobState(BaseModel):
     alerts: list[MachineFinding] = Field(default_factory=list)
     """The last network alerts of the job's machines. The second alert of a machine evicts the machine."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """The last times at which machines were evicted without an operator, nanoseconds."""
+    """The times of the last evictions that count for the breaker, nanoseconds."""
     tried: list[TriedRung] = Field(default_factory=list)
     """The rungs of the ladder that its last incidents tried. The next incident of the same fault starts at a higher
     rung."""

@@ -343,7 +343,12 @@ class EvictPolicy(_Group):
     at_least: int = Field(
         2, ge=0, description="This many machines may always be evicted in the window, even if the share is smaller."
     )
-    window_h: float = Field(24.0, gt=0, description="The window in which evictions are counted, hours.")
+    window_h: float = Field(
+        24.0,
+        gt=0,
+        description="The window in which evictions are counted, hours. Machines that did not answer count only in the "
+        "decision that evicts them.",
+    )
 
 
 class RecoveryPolicy(BaseModel):

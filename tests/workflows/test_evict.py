@@ -80,7 +80,7 @@ async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> Non
     state = await jobs.until_runs(handle, 2)
 
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
-    assert (state.left, len(state.evicted_ns)) == (["m1"], 1)
+    assert (state.left, state.evicted_ns) == (["m1"], []), "a lost machine does not count for the breaker"
     [incident] = state.incidents
     assert incident.resolution == "eviction"
     report = jobs.report
@@ -306,6 +306,13 @@ async def test_what_an_operator_approved_holds_until_there_is_a_machine(jobs: An
     state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
     assert state.evicted_ns == [], "the breaker does not count evictions by an operator"
+
+
+async def test_an_eviction_that_a_rule_decided_counts_for_the_breaker(jobs: Any) -> None:
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m1")
+    state = await jobs.until_runs(await failed(jobs), 2)
+    assert state.left == ["m1"]
+    assert len(state.evicted_ns) == 1
 
 
 @pytest.mark.parametrize("mode", [EvictMode.SHADOW, EvictMode.OFF])

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from everstep.decisions.act.evict.rules import OPERATOR
+    from everstep.decisions.act.evict.plan_evictions import counts
     from everstep.decisions.act.recover.incident_state import Continued, IncidentState
     from everstep.decisions.act.versions.next_version import VersionChange
-    from everstep.model.eviction import STANDBY_UNFIT, Eviction, named
+    from everstep.model.eviction import Eviction, named
     from everstep.model.evidence import Evidence
     from everstep.model.job_state import incident_workflow_id, job_workflow_id
     from everstep.model.ladder import Rung
@@ -152,8 +152,7 @@ class Incident:
         unusable = self.state.evictions.silent_since.keys() | self.state.evictions.dying_since.keys()
         gone = {one.machine: list(ranks[one.machine]) for one in leaving if one.machine in unusable}
         self.state.evictions.done += leaving
-        decided = [one for one in leaving if one.rule not in {OPERATOR, STANDBY_UNFIT} and not one.approved_by]
-        self.state.evictions.done_ns += [workflow.time_ns()] * len(decided)
+        self.state.evictions.done_ns += [workflow.time_ns()] * sum(map(counts, leaving))
         self.state.record_replacement(machines, gone)
         handle = workflow.get_external_workflow_handle(job_workflow_id(self.state.job))
         await handle.signal("incident_machines", args=[self.state.number, machines])

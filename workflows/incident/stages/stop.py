@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.stop_ranks import StopRanks
-    from everstep.decisions.act.evict.rules import BY_NAME, mode_of
+    from everstep.decisions.act.evict.rules import BY_NAME, GONE, mode_of
     from everstep.model.eviction import EvictMode
     from everstep.model.evidence import Evidence
     from everstep.model.incident import Failure
@@ -66,7 +66,7 @@ def impatient(incident: Incident) -> dict[str, Any]:
     An empty result means that no machine leaves the job for its silence.
     """
     policy = incident.state.spec.policy
-    if mode_of(BY_NAME["gone-machine"], policy) not in {EvictMode.ACT, EvictMode.APPROVE}:
+    if mode_of(BY_NAME[GONE], policy) not in {EvictMode.ACT, EvictMode.APPROVE}:
         return {}
     return {"patience_s": policy.silence.evict_s, "probed": True}
 

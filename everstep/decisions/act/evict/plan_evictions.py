@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.base.text import cut
-from everstep.decisions.act.evict.rules import OPERATOR, RULES, MachineFacts, mode_of, rule_of
+from everstep.decisions.act.evict.rules import GONE, OPERATOR, RULES, MachineFacts, mode_of, rule_of
 from everstep.decisions.blame.alerts import alerts_of
-from everstep.model.eviction import BREAKER, EvictAnswer, Eviction, EvictMode
+from everstep.model.eviction import BREAKER, STANDBY_UNFIT, EvictAnswer, Eviction, EvictMode
 from everstep.model.finding import Finding, Health, MachineFinding, worst_first
 from everstep.model.recovery_policy import RecoveryPolicy
 
@@ -31,7 +31,7 @@ class EvictFacts:
     earlier: Sequence[MachineFinding] = ()
     """Earlier network alerts; ``since_ns`` is their time."""
     evicted_ns: Sequence[int] = ()
-    """Times of earlier evictions from this job without an operator: one entry for each machine."""
+    """Times of earlier evictions from this job that count (:func:`counts`): one entry for each machine."""
     stopped: bool = True
     """Whether the ranks are stopped; False: they continue, and a machine leaves only if it must."""
 
@@ -92,6 +92,15 @@ def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
 def allowed(machines: int, policy: RecoveryPolicy) -> int:
     """Return how many machines of a job may be evicted within the window without an operator."""
     return max(policy.evict.at_least, int(policy.evict.share * machines + 1e-9))
+
+
+def counts(eviction: Eviction) -> bool:
+    """Return whether an eviction counts for the breaker of later decisions.
+
+    The breaker limits what a wrong rule can do. A machine that did not answer was lost whatever the rules say, an
+    operator knows what he approved, and an unfit replacement is not a machine of the job.
+    """
+    return eviction.rule not in {OPERATOR, STANDBY_UNFIT, GONE} and not eviction.approved_by
 
 
 def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnswer | None:

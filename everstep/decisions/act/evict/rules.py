@@ -33,6 +33,8 @@ SHARED_SHARE = 0.5
 machines, have the fault. In a job of two machines, a fault is shared if both machines have it."""
 OPERATOR = "operator"
 """Name of the rule that evicts a machine because an operator asked for it."""
+GONE = "gone-machine"
+"""Name of the rule that evicts a machine because it does not answer, or does not end its ranks."""
 OF_THE_JOB = frozenset({Owner.CODE, Owner.DATA})
 
 
@@ -185,7 +187,7 @@ RULES: tuple[EvictRule, ...] = (
         fixed=ALERTS + SHARED,
     ),
     EvictRule(
-        "gone-machine",
+        GONE,
         "the agent and the ranks of the machine are silent, or its killed ranks are not gone",
         "the paper gives no heartbeat limit",
         _from(FindingSource.SILENCE),

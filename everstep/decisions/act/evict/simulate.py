@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, plan_evictions
+from everstep.decisions.act.evict.plan_evictions import EvictFacts, EvictPlan, counts, plan_evictions
 from everstep.decisions.blame.alerts import ALERTS_WITHIN_S, is_alert
 from everstep.decisions.blame.silence import findings_of_silence
 from everstep.model.eviction import Eviction, EvictMode
@@ -192,7 +192,7 @@ class _Course:
             machines=self.machines,
             findings=[*active, *findings_of_silence(silent, self.policy, stepping=self.stepping - self.out.keys())],
             earlier=self.earlier,
-            evicted_ns=[eviction.time_ns for eviction in self.done if eviction.mode is EvictMode.ACT],
+            evicted_ns=[one.time_ns for one in self.done if one.mode is EvictMode.ACT and counts(one.eviction)],
         )
 
     def _record(self, now_ns: int, plan: EvictPlan) -> None:

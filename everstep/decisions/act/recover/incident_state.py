@@ -119,7 +119,7 @@ class IncidentState(BaseModel):
     alerts: list[MachineFinding] = Field(default_factory=list)
     """The last network alerts of the job's machines, before and in this incident."""
     evicted_ns: list[int] = Field(default_factory=list)
-    """Times of earlier evictions from the job without an operator: one entry for each machine."""
+    """Times of earlier evictions from the job that count for the breaker: one entry for each machine."""
     only_tells: bool = False
     """The incident only reports a fault. It does nothing about the fault, and the job does not wait for it."""
     continued: Continued = Continued.NO

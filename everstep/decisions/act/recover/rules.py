@@ -378,7 +378,7 @@ def update_withdrawn(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | N
 
 
 def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
-    """The job is launched again, after a delay that grows from failure to failure."""
+    """The job is launched again, after a delay that grows from failure to failure whose cause is not known."""
     rung, gone = facts.rung, "the machine at fault has left the job"
     if facts.failure.symptom in STILL_RUNNING:
         text = gone
@@ -386,7 +386,8 @@ def try_again(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict:
         text = f"{facts.failure.cause}: {gone if facts.replaced else ASSUMED}"
     else:
         text = f"{facts.failure.cause}: {rung.text if rung is not None and rung.tried else ASSUMED}"
-    return Verdict(Action.REATTEMPT, text, delay_s=backoff_s(max(facts.attempts, len(facts.history)), policy))
+    unclear = sum(not failure.explained for failure in facts.history)
+    return Verdict(Action.REATTEMPT, text, delay_s=backoff_s(max(facts.attempts, unclear), policy))
 
 
 ASSUMED = "assume a transient fault"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.act.evict.plan_evictions import ASKED_KEPT, EvictPlan, allowed
+from everstep.decisions.act.evict.plan_evictions import ASKED_KEPT, EvictPlan, allowed, counts
 from everstep.decisions.blame.silence import findings_of_silence
-from everstep.model.eviction import BREAKER, EvictMode
+from everstep.model.eviction import BREAKER, Eviction, EvictMode
 from everstep.model.finding import FindingSource, Health, MachineFinding, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 from tests.everstep.decisions.act.evict.evict_facts import EIGHT, NOW, S, evicted, flap, found, plan, silent
@@ -74,6 +75,20 @@ def test_the_breaker_counts_evictions_within_the_window() -> None:
     assert plan(found("m3"), evicted_ns=recent).tripped
     assert not plan(found("m3"), evicted_ns=old).tripped
     assert not plan(found("m3"), evicted_ns=recent[:1]).tripped
+
+
+@pytest.mark.parametrize(
+    ("rule", "approved_by", "is_counted"),
+    [
+        ("sure-machine-fault", "", True),
+        ("sure-machine-fault", "ann", False),
+        ("gone-machine", "", False),
+        ("operator", "", False),
+        ("standby-unfit", "", False),
+    ],
+)
+def test_the_breaker_counts_what_rules_decided(rule: str, approved_by: str, is_counted: bool) -> None:
+    assert counts(Eviction(machine="m1", rule=rule, reason="x", why="", approved_by=approved_by)) is is_counted
 
 
 def test_the_breaker_does_not_trip_without_an_eviction() -> None:
