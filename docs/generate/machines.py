@@ -118,4 +118,11 @@ def _choices() -> str:
 
 def _when(row: ChoiceRow) -> str:
     parts = (("", row.faults), ("", row.symptoms), ("owner ", row.owners))
-    return "; ".join(f"{what}{', '.join(sorted(str(value) or 'not named' for value in values))}" for what, values in parts if values) or "else"
+    return (
+        "; ".join(
+            f"{what}{', '.join(sorted(str(value) or 'not named' for value in values))}"
+            for what, values in parts
+            if values
+        )
+        or "else"
+    )
