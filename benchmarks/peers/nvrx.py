@@ -49,7 +49,10 @@ def recover(interpreter: Path, folder: Path, *, ranks: int, rank: int, at_step: 
         try:
             fault_ns = wait_for(lambda: _fault(folder), lambda: first.poll() is None, "the fault", folder)
             stepped = wait_for(
-                lambda: all_of(folder, survivors, "step"), lambda: first.poll() is None, "the step after it", folder
+                lambda: all_of(folder, survivors, "step"),
+                lambda: first.poll() is None,
+                "a step after the fault",
+                folder,
             )
         except PeerFailed as error:
             raise PeerFailed(f"{error}; the last output of rank {survivors[0]}: {last_words(output)}") from error

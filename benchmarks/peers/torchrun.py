@@ -51,7 +51,7 @@ def recover(folder: Path, script: Path, args: Sequence[str], *, ranks: int, rank
     command += [str(Path(step_log.__file__).resolve()), str(folder), str(script), *args]
     with peer_process(command, folder, {environment.FAULTS: str(plan)}) as alive:
         fault_ns = wait_for(lambda: fault_time(plan), alive, "the fault", folder)
-        stepped = wait_for(lambda: all_of(folder, range(ranks), "step"), alive, "the step after it", folder)
+        stepped = wait_for(lambda: all_of(folder, range(ranks), "step"), alive, "a step after the fault", folder)
         started, imported = (all_of(folder, range(ranks), event) for event in ("started", "imported"))
     total_s = (stepped - fault_ns) / 1e9
     marks = [("detect, stop and start", started), ("import of torch", imported), ("script to next step", stepped)]

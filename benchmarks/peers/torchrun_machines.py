@@ -62,7 +62,7 @@ def reschedule(folder: Path, script: Path, args: Sequence[str], *, machines: int
         for number, replacement in zip(lost, replacements, strict=True):
             nodes[number] = replacement
         stepped_ns = wait_for(
-            lambda: all_stepped(folder, machines, killed_ns), _alive(nodes), "the step after it", folder
+            lambda: all_stepped(folder, machines, killed_ns), _alive(nodes), "a step after the loss", folder
         )
     return (stepped_ns - killed_ns) / 1e9
 

@@ -61,8 +61,8 @@ def agent(  # noqa: PLR0917
 
     When the agent ends or is killed, the ranks that it started continue; the next agent with the same --state-dir
     adopts them. Every call must carry the token in --token-file; workers and commands read it from the file that
-    EVERSTEP_AGENT_TOKEN_FILE names. On addresses other than loopback, TLS is required as well. Only this user may have
-    access to both folders: docs/guides/security.md.
+    EVERSTEP_AGENT_TOKEN_FILE names. On addresses other than loopback, TLS is required as well. No other user may have
+    access to --state-dir or --shm-dir: docs/guides/security.md.
 
     Example:
 

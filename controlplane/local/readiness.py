@@ -150,7 +150,8 @@ async def workers_poll(choice: TemporalChoice, cluster: ClusterFile, names: list
     from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
     from temporalio.service import RPCError
 
-    watch = DeathWatch(cluster.home, names, f"workers are ({', '.join(names)})")
+    workers = f"the worker {names[0]} is" if len(names) == 1 else f"the workers {', '.join(names)} are"
+    watch = DeathWatch(cluster.home, names, workers)
     client = await connect(choice, cluster.temporal_address, cluster.namespace)
     request = DescribeTaskQueueRequest(
         namespace=cluster.namespace,

@@ -43,7 +43,7 @@ class Needs(NamedTuple):
 
 
 FAULTS_OF_STAGE = {
-    "vote": Needs((SlowMachine,), "slow-machine", "there is no vote on a slow machine"),
+    "vote": Needs((SlowMachine,), "slow-machine", "votes are taken only if steps are slow"),
     "trace": Needs((Hang,), "stop-rank", "ranks are not traced"),
     "diagnose": Needs((NotFinite,), "nan", "machines are tested at once only if a loss is not finite"),
     "replay": Needs((MachineBitflip,), "bitflip", "the job is not run again on groups of its machines"),
@@ -81,7 +81,7 @@ class ControlFault(Fault):
 
     @property
     def opening(self) -> Fault:
-        """The other fault."""
+        """The fault that opens the incident."""
         assert isinstance(self.opened_by, Fault)
         return self.opened_by
 
@@ -103,7 +103,10 @@ class ControlFault(Fault):
         if not self._opens_incident(opening):
             raise ConfigError(f"--during {opening.name} opens no incident in which another fault could strike")
         if stage == REPORT and isinstance(opening, DeviceFault | SlowFault):
-            raise ConfigError(f"--in-stage {REPORT}: {opening.name} hurts no rank: name a later stage")
+            raise ConfigError(
+                f"--in-stage {REPORT}: the watchers do not report {opening.name} as a failure of the job: "
+                "use a later stage"
+            )
         if (needs := FAULTS_OF_STAGE.get(stage)) and not isinstance(opening, needs.kinds):
             raise ConfigError(f"--in-stage {stage}: {needs.why}: add --during {needs.example}")
         if stage == "replay" and isinstance(opening, MachineBitflip) and not opening.only_in_job:
@@ -161,7 +164,7 @@ class KillWorker(ControlFault):
     """The worker that executes the stage is killed."""
 
     name = "kill-worker"
-    summary = "SIGKILL of the worker that works on that stage of an incident"
+    summary = "SIGKILL of the worker in the given stage of an incident, or at the given event"
     process: ClassVar = "worker"
 
     at_event: int | None = Field(
@@ -172,7 +175,7 @@ class KillWorker(ControlFault):
     )
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a stage together with an event, and neither of them."""
+        """Refuse a drill that names both a stage and an event, or neither of them."""
         if self.at_event is not None and self.in_stage:
             raise ConfigError("--at-event cannot be combined with --in-stage")
         if self.at_event is None and not self.in_stage:
@@ -202,7 +205,7 @@ class KillTemporal(ControlFault):
     """The Temporal server is killed."""
 
     name = "kill-temporal"
-    summary = "SIGKILL of the Temporal server in that stage of an incident"
+    summary = "SIGKILL of the Temporal server in the given stage of an incident"
     process: ClassVar = "Temporal server"
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:

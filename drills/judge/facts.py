@@ -232,7 +232,7 @@ async def records(
         cluster: The cluster.
         spec: The job.
         machines: The machines with its records.
-        rescued: Records of machines that were emptied since; they are added.
+        rescued: Records that were read before a machine's disk was emptied; they are added to the result.
     """
     agents = cluster.control.agents
     topology = spec.topology()

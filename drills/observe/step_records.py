@@ -98,7 +98,9 @@ class Records:
                 ended[record.generation] = max(ended.get(record.generation, record.time_ns), record.time_ns)
             for older, newer in pairwise(sorted(began)):
                 if ended[older] > began[newer]:
-                    found.append(f"rank {rank} stepped in generation {older} after generation {newer} had begun to")
+                    found.append(
+                        f"rank {rank} made a step in generation {older} after its first step in generation {newer}"
+                    )
         return found
 
     def step_s(self, begin_ns: int, end_ns: int) -> float | None:
@@ -126,7 +128,7 @@ async def collect(
         agents: Clients of the agents.
         job: Name of the job.
         machines: Machines on which it ran.
-        rescued: Records of machines that were emptied since; they are added.
+        rescued: Records that were read before a machine's disk was emptied; they are added to the result.
         from_step: The first step.
     """
     found = Records()

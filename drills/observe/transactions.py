@@ -43,10 +43,10 @@ def begins(database: Path, run_id: str) -> list[int]:
 
 
 def since(events: list[HistoryEvent], transactions: list[int], newest: int) -> int:
-    """Return the earliest event after which no worker did anything until the event ``newest`` was durable.
+    """Return the earliest event such that no worker did anything between it and the event ``newest``.
 
-    It is the first event of the transaction with ``newest``. It is an earlier event if the server itself added a
-    workflow task in a separate transaction a moment later, as it does for a child workflow.
+    It is the first event of the transaction with ``newest``. If that event is a workflow task that the server scheduled
+    by itself, as it does for a child workflow, it is the first event of the transaction before that one.
     """
     first = transactions[newest - 1]
     while first > 1 and events[first - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED:

@@ -69,7 +69,8 @@ class RestoreCopy:
         """
         if not 0 <= spec.offset <= spec.offset + spec.nbytes <= len(self._source):
             raise CorruptCheckpoint(
-                f"in the table, {spec.name} has {spec.nbytes} bytes from byte {spec.offset} of {len(self._source)} on"
+                f"according to the table, {spec.name} has {spec.nbytes} bytes from byte {spec.offset}, "
+                f"but the slot has only {len(self._source)} bytes of tensors"
             )
         for at in range(0, spec.nbytes, PIECE):
             self._pieces.append((spec.offset + at, address + at, min(PIECE, spec.nbytes - at)))

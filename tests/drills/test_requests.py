@@ -97,7 +97,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "kill-worker", "in_stage": "rollback"}, "add --during bad-version"),
         ({"fault": "kill-worker", "in_stage": "vote"}, "add --during slow-machine"),
         ({"fault": "kill-worker", "in_stage": "replay", "during": "bitflip"}, "add --only-in-job"),
-        ({"fault": "kill-worker", "in_stage": "report", "during": "slow-machine"}, "slow-machine hurts no rank"),
+        ({"fault": "kill-worker", "in_stage": "report", "during": "slow-machine"}, "do not report slow-machine as"),
         ({"fault": "cut-link", "between": ("m1", "m1")}, "--between needs two different machines"),
         (
             {"fault": "kill-rank", "between": ("m1", "m2")},
@@ -127,7 +127,7 @@ def test_a_near_name_is_suggested() -> None:
         ({"fault": "hang-agents", "count": 4}, "use 3 to 3"),
         ({"fault": "hang-agents", "count": 3, "ranks": [2]}, "--rank 2 is on a machine whose agent hangs"),
         ({"fault": "kill-worker", "in_stage": "await", "during": "kill-machine", "gone": True}, "--standby late"),
-        ({"fault": "kill-worker", "in_stage": "report", "during": "gpu-lost"}, "gpu-lost hurts no rank"),
+        ({"fault": "kill-worker", "in_stage": "report", "during": "gpu-lost"}, "do not report gpu-lost as"),
         ({"fault": "update", "lazy": True}, "--lazy takes one of them"),
         ({"fault": "update", "at_step": 20, "steps": 30}, "ends before its update was tried"),
         ({"fault": "update", "then": "kill-rank"}, "--lazy takes one of them"),

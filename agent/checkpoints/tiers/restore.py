@@ -33,7 +33,8 @@ from everstep.system import private_files as private
 T = TypeVar("T")
 
 MERGED_BYTES = 1 << 20
-"""If two parts of a remote file are at most this far apart, bytes, one request reads both: it costs less than two."""
+"""If at most this many bytes lie between two parts of a remote file, one request reads both, since it costs less than
+two requests."""
 
 
 def restore_shard(
@@ -94,7 +95,7 @@ def _from_disk(folder: Path, shard: pb.ShardSource) -> Iterator[tuple[Manifest, 
 
 
 def _checked(read: ReadAt, path: Path) -> ReadAt:
-    """Treat a part of a file that the disk cannot read as lost, so that another copy is used."""
+    """If the disk cannot read a part of a file, count this copy as lost, so that another copy is used."""
 
     def read_part(offset: int, buffer: memoryview) -> int:
         try:

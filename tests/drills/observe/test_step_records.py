@@ -42,7 +42,8 @@ def test_generations_of_a_rank_that_step_at_the_same_time_are_named() -> None:
     one_after_the_other = [step(1, 1), step(1, 2), step(2, 3), step(4, 5)]
     assert Records({0: one_after_the_other, 1: []}).overlaps() == []
     stranded = [*one_after_the_other, step(2, 6)]
-    assert Records({3: stranded}).overlaps() == ["rank 3 stepped in generation 2 after generation 4 had begun to"]
+    found = ["rank 3 made a step in generation 2 after its first step in generation 4"]
+    assert Records({3: stranded}).overlaps() == found
 
 
 def test_the_newest_report_of_a_step_is_that_of_the_last_generation_wherever_it_comes_from() -> None:

@@ -1,4 +1,7 @@
-"""The FLOPs of a token, given by the script or derived from its parameters, and the peak FLOPs of GPUs, by name."""
+"""The FLOPs for one token come from the script, or from the number of the models' parameters.
+
+The peak FLOPs of a GPU come from its name.
+"""
 
 from __future__ import annotations
 

@@ -4,12 +4,13 @@ ByteRobust evicts the machines of the parallel group that the outliers share (se
 this group; everstep's rules are, in this order:
 
 1. If all outliers are on one machine, it is that machine.
-2. The group of one kind (an axis of the mesh, or a laid group) whose machines run all outliers. The group with the
-   fewest machines counts; of equal groups the one with fewer ranks, then the one whose kind varies faster in the mesh.
-   The other groups with as few machines are alternatives.
-3. A group with an outlier on each of its machines, if it has three quarters of all machines with outliers. The other
-   outliers are unexplained, and their machines stay.
-4. The ranks that differ along several axes only, for example a complete replica of the model.
+2. Otherwise it is a group along one axis of the mesh, or a laid group, whose machines run all outliers. The group with
+   the fewest machines counts; of equal groups the one with fewer ranks, then the one whose kind varies faster in the
+   mesh. The other groups with as few machines are alternatives.
+3. Otherwise it is a group with an outlier on each of its machines, if it has at least three quarters of all machines
+   with outliers. The other outliers are unexplained, and their machines stay.
+4. Otherwise it is a group along several axes, but not all, whose machines run all outliers. For example, a complete
+   replica of the model is such a group.
 
 A group with more than half of the job's machines never counts.
 """
@@ -26,7 +27,7 @@ from everstep.model.topology import Topology
 MOST_OF_JOB = 0.5
 """The largest share of a job's machines that a group may have."""
 LEAST_EXPLAINED = 0.75
-"""The least share of the machines with outliers that a group must have."""
+"""A group must have at least this share of the machines with outliers."""
 
 
 @dataclass(frozen=True, slots=True)

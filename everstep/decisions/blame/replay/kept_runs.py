@@ -18,7 +18,7 @@ DIGESTS = 64
 """The largest number of digests for a trial's losses, and for its states. If there are more, neighbouring digests are
 combined."""
 IN_FULL = 4
-"""The number of different answers of a group whose digests are kept; of further answers only one digest is kept."""
+"""For each group, this many different answers keep all their digests. Every further answer keeps only one digest."""
 WHY = 300
 """The largest number of letters of a reason."""
 
@@ -61,8 +61,9 @@ def answer_of(run: GroupRun) -> str:
 def fold(runs: Iterable[GroupRun]) -> list[GroupRun]:
     """Combine the trials of a group with the same result.
 
-    The first trial is kept, with the number of trials, the last repeat, and the sum of the seconds. Names of machines
-    are dropped, since the plan has them. The digests of a trial that broke are dropped too: they are not compared.
+    The first trial is kept. It gets the number of trials, the number of the last repeat, and the sum of their seconds.
+    Names of machines are dropped, since the plan has them. The digests of a trial that broke are dropped too: they are
+    not compared.
     """
     folded: dict[tuple[str, ...], GroupRun] = {}
     in_full = Counter[str]()
