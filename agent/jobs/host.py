@@ -65,7 +65,7 @@ class Host:
             logger.error("background work failed", error=str(error), exc_info=error)
 
 
-SOCKET_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+GLOO_SOCKETS, NCCL_SOCKETS = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """The variables that name the network interface for gloo and NCCL. Without them, gloo uses the address of the host's
 own name, and NCCL uses the first interface. Other machines often cannot reach these."""
 
@@ -92,4 +92,5 @@ def interface_of(host: str) -> str:
 def socket_environment(host: str) -> dict[str, str]:
     """Return variables that make ranks use their agent's network interface; empty if the interface is not known."""
     name = interface_of(host)
-    return dict.fromkeys(SOCKET_VARIABLES, name) if name else {}
+    # NCCL takes a name for the beginning of names, unless "=" is before it. Gloo knows full names only.
+    return {GLOO_SOCKETS: name, NCCL_SOCKETS: f"={name}"} if name else {}

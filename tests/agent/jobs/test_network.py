@@ -7,7 +7,8 @@ import socket
 import psutil
 import pytest
 
-from agent.jobs.host import SOCKET_VARIABLES, interface_of, socket_environment
+from agent.jobs.host import interface_of, socket_environment
+from agent.monitor.network.used import uses_interface
 from tests.agent.agents import Job, RunningAgent
 
 PRINT = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
@@ -34,12 +35,19 @@ def test_an_unknown_host_has_no_interface() -> None:
     assert socket_environment("no-such-host.invalid") == {}
 
 
+def test_no_other_interface_whose_name_begins_alike_is_named() -> None:
+    variables = socket_environment("127.0.0.21")
+
+    assert variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}, "gloo has no syntax with ="
+    assert uses_interface("lo", [variables])
+    assert not uses_interface("lo1", [variables])
+
+
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(("own", "shown"), [({}, b"lo lo"), ({"GLOO_SOCKET_IFNAME": "ib0"}, b"ib0 lo")])
+@pytest.mark.parametrize(("own", "shown"), [({}, b"lo =lo"), ({"GLOO_SOCKET_IFNAME": "ib0"}, b"ib0 =lo")])
 async def test_ranks_get_the_interface_unless_their_job_sets_another_one(
     agent: RunningAgent, own: dict[str, str], shown: bytes
 ) -> None:
-    assert set(socket_environment("127.0.0.21")) == set(SOCKET_VARIABLES)
     job = Job(agent, PRINT, ranks=1)
     await job.prepare()
     request = job.launch_request()
