@@ -164,6 +164,10 @@ class AgentClient:
         """Return the newest results of the machine's inspections."""
         return await self._call(self._stub.Inspect, pb.InspectRequest(), timeout_s)
 
+    async def check_setup(self, request: pb.CheckSetupRequest, *, timeout_s: float | None = 30.0) -> pb.CheckSetupReply:
+        """Check what the agent needs of its machine or container."""
+        return await self._call(self._stub.CheckSetup, request, timeout_s)
+
     async def clear(self, reason: str, *, timeout_s: float | None = 15.0) -> pb.ClearReply:
         """Forget events and baselines of a reason code, and inspect again."""
         return await self._call(self._stub.Clear, pb.ClearRequest(reason=reason), timeout_s)

@@ -44,6 +44,7 @@ from agent.state.reads import Reads
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
+from everstep.system import capabilities
 from everstep.system import private_files as private
 from everstep.system.procfs import boot_id
 
@@ -114,6 +115,7 @@ async def serve(options: AgentOptions) -> None:
     """
     gc.freeze()  # imported objects are never collected
     gc.set_threshold(*COLLECT_AFTER)
+    capabilities.keep_from_children()
     options.security.check(options.host)
     if options.metrics:
         # Imported only here and in _metrics, because an agent without metrics does not need the library.

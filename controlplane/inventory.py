@@ -14,25 +14,17 @@ A local cluster needs no inventory, since its machines are in its own descriptio
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agent.client import AgentClients
 from controlplane.settings_files import read_toml
-from everstep.errors import AgentError, ConfigError
+from everstep.errors import ConfigError
 from everstep.model.machine import Machine
 from everstep.rank.environment import INVENTORY
-
-ANSWER_S = 3.0
-"""A machine that does not answer within this time counts as silent, seconds."""
-NAMED = 5
-"""Number of machines that a message names when many have the same problem."""
 
 
 class MachineEntry(BaseModel):
@@ -76,15 +68,6 @@ class Inventory(BaseModel):
         return self.machines[: len(self.machine) - self.standbys]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer of a machine in the file."""
-
-    machine: Machine
-    problem: str = ""
-    """Why no job can run on the machine; empty: jobs can run there."""
-
-
 def inventory_path(option: Path | None) -> Path | None:
     """The inventory that an option or the environment names; None: neither names an inventory."""
     path = os.environ.get(INVENTORY, "")
@@ -121,19 +104,3 @@ def _problem_text(location: tuple[int | str, ...], message: str, value: object) 
     key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     shown = "" if message.startswith(("Field required", "Extra")) else f" = {str(value)[:60]!r}"
     return f"{key}{shown}: {message.removeprefix('Value error, ')}"
-
-
-async def ask(machines: list[Machine], agents: AgentClients) -> list[Answer]:
-    """Ask every machine's agent whether it answers and has the name in the file."""
-
-    async def ask_machine(machine: Machine) -> Answer:
-        try:
-            described = await agents.get(machine.address).describe(timeout_s=ANSWER_S)
-        except AgentError as error:
-            return Answer(machine, str(error))
-        if described.machine != machine.name:
-            problem = f"the agent at {machine.address} has the name {described.machine}: correct one of the two names"
-            return Answer(machine, problem)
-        return Answer(machine)
-
-    return list(await asyncio.gather(*map(ask_machine, machines)))

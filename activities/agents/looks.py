@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ LOOK_S = 5.0
 """The time limit of one sample, seconds."""
 ANSWERS_S = 1.0
 """The extra time for an agent's answer, seconds."""
+PROBLEMS_SHOWN = 2
+"""Number of reasons for missing stacks that the evidence of a hang names."""
 KEEP_S = 0.2
 """The longest wait for the ledger, seconds; the write continues after that."""
 
@@ -195,7 +198,15 @@ def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machine
         looks=len(looks),
         seconds=time.monotonic() - looks[0].at_s,
     )
-    return found.model_copy(update={"silent": sorted(last.silent)[:8]})
+    evidence = [*found.evidence, *_without_stacks(last)]
+    return found.model_copy(update={"silent": sorted(last.silent)[:8], "evidence": evidence})
+
+
+def _without_stacks(look: RankLook) -> list[str]:
+    """Return the most frequent reasons why processes have no stacks, e.g. a right that the agents do not have."""
+    processes = [process for reply in look.replies.values() for process in reply.processes]
+    problems = Counter(process.problem for process in processes if process.problem)
+    return [f"{count} of {len(processes)} processes: {why}" for why, count in problems.most_common(PROBLEMS_SHOWN)]
 
 
 async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], first: int = 1) -> str:

@@ -24,6 +24,7 @@ from agent.diagnoser.diagnostic import UNABLE, Bench, Peer
 from agent.launcher.processes import kill_session
 from everstep.errors import CannotInspect
 from everstep.model.diagnosis import DiagnosticResult
+from everstep.system import procfs
 
 PR_SET_PDEATHSIG = 1
 VARIABLE = "EVERSTEP_DIAGNOSIS"
@@ -118,6 +119,7 @@ def end_all() -> None:
 def main() -> None:
     """Serve on standard input and output; the output of the tests goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    procfs.give_up_oom_protection()  # tests use much memory, and the agent must not be killed for it
     answers = os.dup(1)
     os.dup2(2, 1)
     ForkingTester(0, answers).serve()

@@ -717,6 +717,7 @@ def serve(arguments: Sequence[str], import_all: Callable[[], Imported]) -> NoRet
     parser.add_argument("--label", default="", help="what the server was started for")
     options = parser.parse_args(arguments)
     try:
+        procfs.give_up_oom_protection()  # it is for the agent: the kernel should rather kill a rank
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         imported = import_all()
         listener = socket.socket(fileno=options.socket_fd)

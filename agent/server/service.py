@@ -27,6 +27,7 @@ from agent.reporting.observations import finding_message
 from agent.server.code_service import CodeService
 from agent.server.diagnose_service import DiagnoseService
 from agent.server.job_registry import Context, JobRegistry
+from agent.setup.checks import SetupChecks
 from agent.state.job_record import JobRecord
 from agent.state.live import FOLDER as LIVE
 from agent.v1 import agent_pb2 as pb
@@ -55,6 +56,7 @@ class AgentService(DiagnoseService, CodeService):
     def __init__(self, jobs: JobRegistry, monitor: Monitor) -> None:
         super().__init__(jobs)
         self._monitor = monitor
+        self._setup = SetupChecks(self.host.address, self.host.shm_dir, self.host.exchange.reach)
         self._disk_free = 0
         self._hardware = ""
         # This runs in a thread, because a driver may hang. Until the driver answers, the hardware is not known.
@@ -146,6 +148,7 @@ class AgentService(DiagnoseService, CodeService):
             started_ns=self.jobs.started_ns,
             pid=os.getpid(),
             room=await self._room(),
+            data_port=self.host.exchange.port.port,
             hardware=self._hardware,
         )
         if (servers := self.host.fork_servers).prewarm:
@@ -293,6 +296,11 @@ class AgentService(DiagnoseService, CodeService):
             verdict=together(state.verdict for state in states),
             inspections=[state.message() for state in states],
         )
+
+    async def CheckSetup(self, request: pb.CheckSetupRequest, context: Context) -> pb.CheckSetupReply:  # noqa: N802
+        """Check what this agent needs of its machine or container."""
+        checks = await self._setup.run(request.peer, request.address)
+        return pb.CheckSetupReply(machine=self.host.machine, checks=checks)
 
     async def Clear(self, request: pb.ClearRequest, context: Context) -> pb.ClearReply:  # noqa: N802
         """Forget events and baselines; a fault that still exists is detected again at once."""

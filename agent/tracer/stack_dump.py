@@ -7,6 +7,7 @@ process stays stopped. So the agent continues the process after each dump, unles
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,9 @@ from typing import NamedTuple
 
 import structlog
 
+from agent.needs import PTRACE
 from agent.tracer.processes import STOPPED, TRACING
+from everstep.system.capabilities import Capability, given_to_children
 from everstep.system.procfs import state_of
 
 LEAST_S = 0.2
@@ -30,6 +33,8 @@ continues."""
 MOST_BYTES = 4 << 20
 """Largest dump of one process, bytes; a larger dump is left out."""
 PROBLEM_CHARACTERS = 200
+DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
+"""What py-spy writes if it may not read the process."""
 
 logger = structlog.get_logger()
 
@@ -41,6 +46,8 @@ class StackDump(NamedTuple):
     """The output of py-spy; empty: there is none."""
     problem: str = ""
     """Why there is no output."""
+    denied: bool = False
+    """The agent does not have the right to read the process."""
 
 
 def py_spy() -> str | None:
@@ -52,8 +59,8 @@ def py_spy() -> str | None:
 def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> StackDump:
     """Read the stacks of a process.
 
-    If the process is stopped already, py-spy reads it without stopping it. If py-spy fails to stop the process and
-    there is time, the stacks are read again without stopping it.
+    If the process is stopped already, py-spy reads it without stopping it. If py-spy fails to stop the process, the
+    stacks are read again without stopping it, unless this is not permitted.
 
     Args:
         pid: Pid of the process.
@@ -68,7 +75,7 @@ def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> St
     if before != STOPPED:
         half = max((deadline - time.monotonic()) / 2, LEAST_S)
         first = _ask([*program, "dump", "--json", "--pid", str(pid)], pid, ticks, before, half)
-        if first.json or not state_of(pid, ticks):
+        if first.json or first.denied or not state_of(pid, ticks):
             return first
     left = max(deadline - time.monotonic(), LEAST_S)
     second = _ask([*program, "dump", "--json", "--nonblocking", "--pid", str(pid)], pid, ticks, before, left)
@@ -77,13 +84,14 @@ def dump(pid: int, ticks: int, *, deadline: float, program: Sequence[str]) -> St
 
 def _ask(command: Sequence[str], pid: int, ticks: int, before: str, limit_s: float) -> StackDump:
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"RUST_BACKTRACE": "0"},
-        )
+        with given_to_children(Capability.SYS_PTRACE):
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"RUST_BACKTRACE": "0"},
+            )
     except OSError as error:
         return StackDump(b"", f"py-spy cannot be run: {error.strerror}")
     with process:
@@ -99,6 +107,8 @@ def _ask(command: Sequence[str], pid: int, ticks: int, before: str, limit_s: flo
         # Another thread may have collected the exit code (``agent.monitor.programs``), so only the output is used.
         if not output.lstrip().startswith(b"["):
             words = errors.decode(errors="replace").strip().splitlines()
+            if DENIED.search(" ".join(words)):
+                return StackDump(b"", f"py-spy may not read its stacks; {PTRACE.remedy()}", denied=True)
             return StackDump(b"", (words[-1] if words else "py-spy wrote nothing")[:PROBLEM_CHARACTERS])
         if len(output) > MOST_BYTES:
             return StackDump(b"", f"its stacks have {len(output)} bytes, more than the limit")

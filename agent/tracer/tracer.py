@@ -95,11 +95,11 @@ class Tracer:
             dumps = list(threads.map(partial(self._dump, deadline=began + limit_s), members))
             records = list(asked)
         size = 0
-        for member, then, (output, problem) in zip(members, before, dumps, strict=True):
-            packed = gzip.compress(output, 1, mtime=0) if output else b""
+        for member, then, found in zip(members, before, dumps, strict=True):
+            packed = gzip.compress(found.json, 1, mtime=0) if found.json else b""
             has_room = size + len(packed) <= MOST_BYTES
             size += len(packed)
-            stacks, why = (packed, problem) if has_room else (b"", "there was no room for its stacks")
+            stacks, why = (packed, found.problem) if has_room else (b"", "there was no room for its stacks")
             reply.processes.append(_process(member, then, stacks, why))
         reply.records.extend(records)
         if left_out > 0:

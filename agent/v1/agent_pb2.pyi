@@ -56,6 +56,7 @@ class DescribeReply(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
+    DATA_PORT_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
@@ -63,6 +64,8 @@ class DescribeReply(_message.Message):
     started_ns: _builtins.int
     pid: _builtins.int
     time_ns: _builtins.int
+    data_port: _builtins.int
+    """other agents send and fetch copies of training state there"""
     hardware: _builtins.str
     """model and number of processors and GPUs, which decide bits; empty: not known yet"""
     @_builtins.property
@@ -84,11 +87,12 @@ class DescribeReply(_message.Message):
         room: Global___Room | None = ...,
         time_ns: _builtins.int = ...,
         warm: Global___WarmForkServer | None = ...,
+        data_port: _builtins.int = ...,
         hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2195,6 +2199,85 @@ class InspectionState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectionState: _TypeAlias = InspectionState  # noqa: Y015
+
+@_typing.final
+class CheckSetupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """a machine whose agent has to be reachable from this one; empty: none"""
+    address: _builtins.str
+    """host:port of that agent"""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckSetupRequest: _TypeAlias = CheckSetupRequest  # noqa: Y015
+
+@_typing.final
+class CheckSetupReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
+    machine: _builtins.str
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SetupCheck]: ...
+    def __init__(
+        self,
+        *,
+        machine: _builtins.str = ...,
+        checks: _abc.Iterable[Global___SetupCheck] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "machine", b"machine"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckSetupReply: _TypeAlias = CheckSetupReply  # noqa: Y015
+
+@_typing.final
+class SetupCheck(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of a Need of agent/needs.py"""
+    verdict: _builtins.str
+    """a Health: healthy, faulty (the need is not met), unknown"""
+    text: _builtins.str
+    """what was found"""
+    remedy: _builtins.str
+    """what to do, with the exact line; empty: nothing"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        verdict: _builtins.str = ...,
+        text: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "remedy", b"remedy", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetupCheck: _TypeAlias = SetupCheck  # noqa: Y015
 
 @_typing.final
 class AcknowledgeRequest(_message.Message):

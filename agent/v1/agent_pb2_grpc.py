@@ -144,6 +144,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.ClearRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.ClearReply.FromString,
                 _registered_method=True)
+        self.CheckSetup = channel.unary_unary(
+                '/everstep.agent.v1.Agent/CheckSetup',
+                request_serializer=agent_dot_v1_dot_agent__pb2.CheckSetupRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.CheckSetupReply.FromString,
+                _registered_method=True)
         self.OpenExchange = channel.unary_unary(
                 '/everstep.agent.v1.Agent/OpenExchange',
                 request_serializer=agent_dot_v1_dot_agent__pb2.OpenExchangeRequest.SerializeToString,
@@ -318,6 +323,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckSetup(self, request, context):
+        """Check what the agent needs of its machine or container: rights, limits, devices, network.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenExchange(self, request, context):
         """Return the port and the token for sending or fetching state. Called by other agents.
         """
@@ -453,6 +465,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Clear,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.ClearRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.ClearReply.SerializeToString,
+            ),
+            'CheckSetup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckSetup,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.CheckSetupRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.CheckSetupReply.SerializeToString,
             ),
             'OpenExchange': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenExchange,
@@ -1064,6 +1081,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Clear',
             agent_dot_v1_dot_agent__pb2.ClearRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.ClearReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckSetup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/CheckSetup',
+            agent_dot_v1_dot_agent__pb2.CheckSetupRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.CheckSetupReply.FromString,
             options,
             channel_credentials,
             insecure,

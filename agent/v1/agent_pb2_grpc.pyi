@@ -68,6 +68,8 @@ class AgentStub:
     """Return the newest results of this machine's inspections."""
     Clear: _aio.UnaryUnaryMultiCallable[_agent_pb2.ClearRequest, _agent_pb2.ClearReply]
     """Forget the events of a fault that was repaired, e.g. lines of the kernel log, and inspect again."""
+    CheckSetup: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckSetupRequest, _agent_pb2.CheckSetupReply]
+    """Check what the agent needs of its machine or container: rights, limits, devices, network."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
     """Return the port and the token for sending or fetching state. Called by other agents."""
     Diagnose: _aio.UnaryStreamMultiCallable[_agent_pb2.DiagnoseRequest, _agent_pb2.DiagnoseReply]
@@ -255,6 +257,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.ClearRequest, _abc.Awaitable[_agent_pb2.ClearReply]],
     ) -> _abc.Awaitable[_agent_pb2.ClearReply]:
         """Forget the events of a fault that was repaired, e.g. lines of the kernel log, and inspect again."""
+
+    @_abc_1.abstractmethod
+    def CheckSetup(
+        self,
+        request: _agent_pb2.CheckSetupRequest,
+        context: _aio.ServicerContext[_agent_pb2.CheckSetupRequest, _abc.Awaitable[_agent_pb2.CheckSetupReply]],
+    ) -> _abc.Awaitable[_agent_pb2.CheckSetupReply]:
+        """Check what the agent needs of its machine or container: rights, limits, devices, network."""
 
     @_abc_1.abstractmethod
     def OpenExchange(

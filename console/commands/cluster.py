@@ -164,10 +164,15 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as a JSON list.")] = False,
 ) -> None:
-    """Show what everstep needs on this machine, what is missing, and how to get it.
+    """Show what everstep needs on this computer and on the cluster's machines, what is missing, and how to get it.
 
     The command checks Python, torch, Temporal, shared memory, pidfd, addresses and ports, disk, Go, py-spy and
-    PostgreSQL. It changes nothing.
+    PostgreSQL on this computer. It changes nothing.
+
+    With an inventory, every agent also checks its own rights and limits, e.g. whether it may read the kernel log and
+    the stacks of ranks, its network, GPUs and clock, and whether it reaches the agent of the next machine in the list.
+    If something is missing, the command shows the line to add to the unit, to docker run or to the pod. Machines with
+    equal answers share a line.
 
     Examples:
 
@@ -182,18 +187,18 @@ def doctor(
     from rich.table import Table
 
     from console.terminal import PlainConsole, styled
+    from controlplane.doctor import examine
     from controlplane.inventory import inventory_path
-    from controlplane.local.doctor import examine
 
     results = examine(inventory_path(inventory))
-    missing = [result.name for result in results if result.status == "missing"]
+    missing = list(dict.fromkeys(result.name for result in results if result.status == "missing"))
     if as_json:
         print(json.dumps([result.model_dump() for result in results], indent=2))
         raise typer.Exit(1 if missing else 0)
     table = Table(box=None, pad_edge=False, show_header=False)
-    colors = {"ok": "green", "missing": "red", "optional": "yellow"}
+    colors = {"ok": "green", "missing": "red", "optional": "yellow", "unknown": "yellow"}
     for result in results:
-        remedy = "" if result.status == "ok" else f"\n→ {result.remedy}"
+        remedy = "" if result.status == "ok" or not result.remedy else f"\n→ {result.remedy}"
         table.add_row(styled(result.status, colors[result.status]), result.name, result.found + remedy)
     PlainConsole(soft_wrap=not sys.stdout.isatty()).print(table)
     print(f"missing: {', '.join(missing)}" if missing else "all required parts are there")

@@ -24,6 +24,7 @@ from console.commands.shared import (
 )
 from console.terminal import aligned
 from controlplane.shown import clean
+from everstep.base.text import listed
 from everstep.dumps.py_spy import MAIN, ProcessDump, StackReader, role_of_process
 from everstep.errors import ConfigError, DumpError, LedgerError
 from everstep.model.hang import HangConclusion
@@ -177,7 +178,7 @@ def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) ->
         ranks: Show only these ranks, with all threads. Empty: all ranks, with the main thread of each process.
     """
     wanted = set(ranks)
-    reader, processes_of, missing = StackReader(), dict[str, list[str]](), list[tuple[str, str]]()
+    reader, processes_of, missing = StackReader(), dict[str, list[str]](), dict[str, list[str]]()
     for reply in sorted(replies, key=lambda reply: reply.machine):
         for process in reply.processes:
             if wanted and process.rank not in wanted:
@@ -185,7 +186,7 @@ def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) ->
             dumps = _dumps(reader, process)
             name = f"rank {process.rank} on {reply.machine}, pid {process.pid}, state {process.state}"
             if not dumps:
-                missing.append((name, process.problem or "no stacks"))
+                missing.setdefault(process.problem or "no stacks", []).append(name)
             for dump in dumps:
                 role = process.role or role_of_process(dump).value
                 for frames in _threads(dump, every=bool(wanted)):
@@ -193,11 +194,14 @@ def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) ->
     lines = []
     for stack, names in sorted(processes_of.items(), key=lambda item: -len(item[1])):
         role, _, frames = stack.partition("\n")
-        more = f", and {len(names) - PROCESSES_NAMED} more" if len(names) > PROCESSES_NAMED else ""
-        lines += [f"{len(names)} x {role}: {'; '.join(names[:PROCESSES_NAMED])}{more}", frames, ""]
+        lines += [f"{len(names)} x {role}: {_named(names)}", frames, ""]
     if missing:
-        lines += ["Without stacks", *aligned(missing, "  ")]
+        lines += ["Without stacks", *aligned([(_named(names), problem) for problem, names in missing.items()], "  ")]
     return clean("\n".join(lines).rstrip())
+
+
+def _named(processes: Sequence[str]) -> str:
+    return listed(processes, PROCESSES_NAMED, separator="; ")
 
 
 def _dumps(reader: StackReader, process: pb.TracedProcess) -> list[ProcessDump]:

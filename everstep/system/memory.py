@@ -54,6 +54,19 @@ def _limited() -> list[tuple[Path, str, str]]:
     return limited
 
 
+def is_killed_as_group() -> str:
+    """The cgroup, of this process or above, of which the kernel kills all processes if it kills one for lack of memory.
+
+    Returns:
+        Path of the cgroup; empty: there is none.
+    """
+    for folder, _, _ in _limited():
+        with contextlib.suppress(OSError):
+            if (folder / "memory.oom.group").read_text().strip() == "1":
+                return str(folder)
+    return ""
+
+
 def oom_kills() -> int | None:
     """How many processes of this process's cgroup the kernel has killed for lack of memory; None: it is not counted."""
     for folder, _, _ in _limited():

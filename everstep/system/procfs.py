@@ -190,6 +190,20 @@ def set_own_name(name: str) -> None:
     (PROC / "self/comm").write_text(name)
 
 
+def own_oom_adjustment() -> int:
+    """What is added to this process's score (0 to 1000) when the kernel chooses a process to kill for lack of memory.
+
+    A negative number protects the process.
+    """
+    return int((PROC / "self/oom_score_adj").read_text())
+
+
+def give_up_oom_protection() -> None:
+    """Let the kernel choose this process for lack of memory like any other, and all processes that it starts later."""
+    if own_oom_adjustment() < 0:
+        (PROC / "self/oom_score_adj").write_text("0")
+
+
 def own_descriptors() -> set[int]:
     """Descriptors of this process's open files."""
     descriptors = set()

@@ -15,9 +15,9 @@ from agent.client import AgentClients
 from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from console import main
+from controlplane import doctor
 from controlplane.client import Control
 from controlplane.inventory import Inventory, ask, inventory_path, load
-from controlplane.local import doctor
 from controlplane.references import JobRun
 from controlplane.start_checks.machines import choose_machines
 from everstep.errors import ClusterError, ConfigError

@@ -21,7 +21,7 @@ from console.commands.jobs import _show_report
 from console.terminal import PlainConsole, styled
 from console.views import drill
 from console.views.display import Ending, Lines, Terminal
-from controlplane.local import doctor
+from controlplane import doctor
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.problems import ProblemEvent
 from controlplane.queries.checkpoints import CheckpointsReport

@@ -76,6 +76,24 @@ class Exchange:
         request = pb.OpenExchangeRequest(job=job, machine=self._machine, run=run)
         return await self._agents.get(address).open_exchange(request, timeout_s=OPEN_S)
 
+    async def reach(self, address: str) -> str:
+        """Reach the agent at ``host:port``, and its data port; returns the name of its machine.
+
+        Raises:
+            AgentError: the agent did not answer.
+            OSError: its data port did not answer.
+        """
+        described = await self._agents.get(address).describe(timeout_s=CONNECT_S)
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host, described.data_port)
+        except OSError as error:
+            reason = error.strerror or f"no answer within {CONNECT_S:g} s"
+            raise OSError(f"the data port of another agent cannot be reached: {reason}") from error
+        writer.close()
+        return described.machine
+
     async def close(self) -> None:
         """Stop serving; threads that wait for other agents get errors."""
         with self._lock:

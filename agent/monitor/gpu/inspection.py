@@ -14,6 +14,7 @@ from agent.monitor.gpu.reading import EXPORTED, GpuReading, GpusReading, GpuTrou
 from agent.monitor.gpu.rules import available, heat, links, memory
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem, GpuRule
 from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site
+from agent.needs import GPUS
 from everstep.model.finding import Finding, Health, Reason
 from everstep.system import procfs
 
@@ -98,7 +99,7 @@ class GpuInspection(Inspection):
         self.kept["missed"] = self.kept["missed_ns"] = 0
         no_library = reading.trouble is GpuTrouble.LIBRARY_MISSING
         if no_library and not self._expected([]) and self._source == REAL and pci.all_have_drivers(self.site.sys):
-            return InspectionResult(note="the machine has NVIDIA GPUs, but the agent may not use any")
+            return InspectionResult(note=f"the machine has NVIDIA GPUs, but the agent may not use any; {GPUS.remedy()}")
         return self._judged(reading)
 
     def close(self) -> None:

@@ -23,9 +23,10 @@ from agent.monitor.gpu.reading import item_of
 from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.kernel import rules
 from agent.monitor.kernel.parts_of_jobs import PartsOfJobs
-from everstep.errors import CannotInspect
+from agent.needs import KERNEL_LOG, Lacks, Runs
 from everstep.model import xid
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
+from everstep.system import procfs
 from everstep.system.wake_up import WakeUp
 
 RECORD_BYTES = 8192
@@ -93,7 +94,7 @@ class KernelLog:
         """Read new records; if there are none, wait at most ``wait_s`` for one.
 
         Raises:
-            CannotInspect: the log cannot be opened.
+            Lacks: the log cannot be opened.
         """
         file = self._open()
         if not self._wake_up.wait(file, wait_s):
@@ -130,9 +131,9 @@ class KernelLog:
             try:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                denied = isinstance(error, PermissionError)
-                what_to_do = ": the agent needs CAP_SYSLOG, or sysctl kernel.dmesg_restrict=0" if denied else ""
-                raise CannotInspect(f"{self._path} cannot be read ({error.strerror}){what_to_do}") from error
+                # In a user namespace, the kernel accepts no capability.
+                remedy = KERNEL_LOG.remedy(Runs.SHELL) if procfs.owner_of_hidden_files() is not None else ""
+                raise Lacks(KERNEL_LOG, f"{self._path} cannot be read ({error.strerror})", remedy) from error
         return self._file
 
     def _parsed(self, record: bytes) -> KernelLine | None:

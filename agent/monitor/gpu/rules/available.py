@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from agent.monitor.gpu.reading import GpuReading, GpusReading, GpuTrouble
 from agent.monitor.gpu.rules.rule import GpuKnown, GpuLimits, GpuProblem
+from agent.needs import GPUS
 from everstep.model.finding import Health, Owner, Reason, Remedy
 from everstep.model.xid import RECOVERY_ACTIONS
 
@@ -100,6 +101,8 @@ _OF_ALL = {
     GpuTrouble.NO_DRIVER: MISSING,
     GpuTrouble.LIBRARY_MISSING: MISSING,
 }
+NO_ACCESS = frozenset({GpuTrouble.LIBRARY_MISSING, GpuTrouble.DENIED})
+"""Troubles that a container has if it was started without access to the GPUs."""
 _ACTIONS = {
     each.number: replace(RECOVERY_ACTION, means=each.means, remedy=each.remedy, sure=each.kind.sure)
     for each in RECOVERY_ACTIONS
@@ -119,7 +122,8 @@ def of_all(reading: GpusReading, *, had_gpus: bool) -> Iterator[GpuProblem]:
     if reading.trouble is GpuTrouble.LIBRARY_MISSING and not had_gpus:
         # Perhaps the GPUs are not meant to be used, or the agent's container may not use them.
         reason = replace(reason, owner=Owner.UNKNOWN, verdict=Health.UNKNOWN)
-    yield GpuProblem(reason, reason.means, reading.text)
+    text = f"{reason.means}; {GPUS.remedy()}" if reading.trouble in NO_ACCESS else reason.means
+    yield GpuProblem(reason, text, reading.text)
 
 
 def of_one(gpu: GpuReading) -> Iterator[GpuProblem]:

@@ -1,4 +1,4 @@
-"""Checks whether a machine has what everstep needs, with a remedy for each missing part."""
+"""Checks whether this computer, and the machines of a deployed cluster, have what everstep needs; with remedies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel
 
+from agent.needs import SHARED_MEMORY
+from agent.setup.checks import SHM_WANTED
 from controlplane.local import cluster as local_cluster
 from controlplane.local import ports, temporal_binary, temporal_server
 from controlplane.local.cluster_file import everstep_home
-from everstep.errors import ClusterError
+from everstep.base.text import listed
+from everstep.errors import ClusterError, ConfigError
+from everstep.model.finding import Health
 
-Status = Literal["ok", "missing", "optional"]
+Status = Literal["ok", "missing", "optional", "unknown"]
+STATUSES: dict[Health, Status] = {Health.HEALTHY: "ok", Health.FAULTY: "missing", Health.UNKNOWN: "unknown"}
+"""Verdict of an agent about its machine → status."""
 
-SHM_WANTED = 1 << 30
-"""Shared memory for the reports and checkpoints of a small job, bytes."""
+NAMED = 5
+"""Number of machines that a line names."""
 DISK_WANTED = 1 << 30
 
 
@@ -32,27 +37,35 @@ class Examined(BaseModel):
 
     name: str
     status: Status
-    """``missing``: everstep does not work without it; ``optional``: one feature does not work."""
+    """``missing``: everstep does not work without it, or a machine lacks something that its agent needs;
+    ``optional``: one feature does not work; ``unknown``: it could not be checked."""
     found: str
     remedy: str = ""
+    machines: list[str] = []
+    """The machines of the inventory that it is about; empty: this computer."""
 
 
 def examine(inventory: Path | None = None) -> list[Examined]:
     """Run all checks; a check that raises an error counts as ``missing``.
 
     Args:
-        inventory: File with the machines of a deployed cluster, which are checked too; None: no such machines.
+        inventory: File with the machines of a deployed cluster, whose agents check them; None: no such machines.
     """
     results = [_guarded(check) for check in CHECKS]
-    return [*results, *([_guarded(partial(_inventory, inventory))] if inventory else [])]
+    if inventory is None:
+        return results
+    try:
+        return [*results, *_of_machines(inventory)]
+    except ConfigError as error:
+        remedy = "correct the file, or name another one"
+        return [*results, Examined(name="inventory", status="missing", found=str(error), remedy=remedy)]
 
 
 def _guarded(check: Callable[[], Examined]) -> Examined:
     try:
         return check()
     except Exception as error:
-        function = check.func if isinstance(check, partial) else check
-        name = function.__name__.strip("_").replace("_", " ")
+        name = check.__name__.strip("_").replace("_", " ")
         return Examined(name=name, status="missing", found=f"could not be checked: {error}", remedy="see the message")
 
 
@@ -95,8 +108,7 @@ def _shared_memory() -> Examined:
     usage = shutil.disk_usage("/dev/shm")
     status: Status = "ok" if usage.free >= SHM_WANTED and os.access("/dev/shm", os.W_OK) else "missing"
     found = f"/dev/shm: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
-    remedy = "have 1 GiB, or more for large checkpoints: mount -o remount,size=8G /dev/shm; docker: --shm-size=8g"
-    return Examined(name="shared memory", status=status, found=found, remedy=remedy)
+    return Examined(name="shared memory", status=status, found=found, remedy=SHARED_MEMORY.remedy())
 
 
 def _pidfd() -> Examined:
@@ -165,27 +177,36 @@ def _postgresql() -> Examined:
     )
 
 
-def _inventory(path: Path) -> Examined:
+def _of_machines(path: Path) -> list[Examined]:
     from agent.client import AgentClients
-    from controlplane.inventory import NAMED, Answer, ask, load
+    from controlplane.inventory import load
+    from controlplane.queries.setup import SetupAnswer, ask_setup
 
-    inventory = load(path)
+    machines = load(path).machines
 
-    async def answers() -> list[Answer]:
+    async def answers() -> list[SetupAnswer]:
         agents = AgentClients()
         try:
-            return await ask(inventory.machines, agents)
+            return await ask_setup(agents, machines)
         finally:
             await agents.close()
 
-    failed = [answer for answer in asyncio.run(answers()) if answer.problem]
-    count = len(inventory.machines)
-    text = f"{path}: {count - len(failed)} of {count} machines answer"
-    problems = [f"{answer.machine.name}: {answer.problem}" for answer in failed[:NAMED]]
-    more = [f"and {len(failed) - NAMED} more"] if len(failed) > NAMED else []
-    remedy = "start their agents, or check address, name, certificates and token"
-    status: Status = "missing" if failed else "ok"
-    return Examined(name="inventory", status=status, found="; ".join([text, *problems, *more]), remedy=remedy)
+    return [
+        Examined(
+            name=answer.name,
+            status=STATUSES[answer.verdict],
+            found=f"{_counted(answer.machines, len(machines))}: {answer.text}",
+            remedy=answer.remedy,
+            machines=answer.machines,
+        )
+        for answer in asyncio.run(answers())
+    ]
+
+
+def _counted(names: list[str], count: int) -> str:
+    if len(names) == count > 1:
+        return f"all {count} machines"
+    return f"{len(names)} of {count} machines ({listed(names, NAMED)})"
 
 
 CHECKS: tuple[Callable[[], Examined], ...] = (

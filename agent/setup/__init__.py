@@ -1,0 +1,1 @@
+"""This package checks what an agent needs of its machine or container."""
