@@ -25,13 +25,10 @@ class Capability(IntEnum):
     """Lock any amount of memory."""
     SYS_PTRACE = 19
     """Read the memory of processes that are not below this one."""
+    SYS_RESOURCE = 24
+    """Protect a process from being killed for lack of memory."""
     SYSLOG = 34
     """Read the kernel log."""
-
-    @property
-    def title(self) -> str:
-        """Its name as systemd and the kernel write it."""
-        return f"CAP_{self.name}"
 
 
 def has(capability: Capability) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +10,9 @@ from typing import Any, cast
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from agent.client import AgentClients
-from agent.fake import FakeAgent
-from agent.v1 import agent_pb2 as pb
 from console import main
-from controlplane import doctor
 from controlplane.client import Control
-from controlplane.inventory import Inventory, ask, inventory_path, load
+from controlplane.inventory import Inventory, inventory_path, load
 from controlplane.references import JobRun
 from controlplane.start_checks.machines import choose_machines
 from everstep.errors import ClusterError, ConfigError
@@ -25,7 +20,6 @@ from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from everstep.rank.environment import INVENTORY
-from tests.activities.spoken import serving
 
 GOOD = """
 standbys = 1
@@ -192,34 +186,3 @@ async def test_machines_out_of_use_are_passed_over_and_a_former_standby_is_a_mac
 ) -> None:
     pool = pool_of(gpu_0="quarantined", gpu_1="free", spare_1="free")
     assert await chosen(tmp_path, pool) == ["gpu-1", "spare.1"]
-
-
-async def test_machines_are_asked_who_they_are() -> None:
-    """Each agent must have the name that the inventory gives to its address."""
-    agents = [FakeAgent(describe=pb.DescribeReply(machine=name)) for name in ("gpu-0", "gpu-9")]
-    pool = AgentClients()
-    async with serving(agents) as machines:
-        wanted = [
-            Machine(name="gpu-0", address=machines[0].address),
-            Machine(name="gpu-1", address=machines[1].address),
-            Machine(name="gpu-2", address="127.0.0.1:1"),
-        ]
-        fine, other, silent = await ask(wanted, pool)
-    await pool.close()
-
-    assert fine.problem == ""
-    assert other.problem == f"the agent at {machines[1].address} has the name gpu-9: correct one of the two names"
-    assert "did not answer" in silent.problem
-
-
-def test_the_doctor_asks_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", ())
-    path = written(tmp_path, '[[machine]]\nname = "gpu-0"\naddress = "127.0.0.1:1"\n')
-
-    assert main.run(["doctor", "--json", "--inventory", str(path)]) == 1
-
-    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert found["inventory"]["status"] == "missing"
-    assert found["inventory"]["found"].startswith(f"{path}: 0 of 1 machines answer; gpu-0: ")
