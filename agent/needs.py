@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from everstep.errors import CannotInspect
+from everstep.errors import Lacks
 from everstep.system import procfs
 
 UNIT = re.compile(r"/system\.slice/(?:.*/)?(?P<name>[^/]+\.service)(?:/|$)")
@@ -23,7 +23,7 @@ CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
 """Files that docker and podman make in a container."""
 
 
-class Runs(StrEnum):
+class StartedBy(StrEnum):
     """What started the agent, and so where a line has to be added."""
 
     UNIT = "systemd"
@@ -33,10 +33,10 @@ class Runs(StrEnum):
 
 
 WHERE = {
-    Runs.UNIT: "add to [Service] of the agent's unit",
-    Runs.DOCKER: "add to docker run",
-    Runs.KUBERNETES: "add to the container in Kubernetes",
-    Runs.SHELL: "on the machine",
+    StartedBy.UNIT: "add to [Service] of the agent's unit",
+    StartedBy.DOCKER: "add to docker run",
+    StartedBy.KUBERNETES: "add to the container in Kubernetes",
+    StartedBy.SHELL: "on the machine",
 }
 """What started the agent → where its line belongs."""
 
@@ -53,18 +53,22 @@ class Need:
     """What is lost without it."""
     machine: str
     """What to do on the machine, whatever started the agent; the only way where ``lines`` has no better one."""
-    lines: Mapping[Runs, str] = field(default_factory=dict)
+    lines: Mapping[StartedBy, str] = field(default_factory=dict)
     """What started the agent → the line that provides it."""
 
-    def remedy(self, runs: Runs | None = None) -> str:
+    def remedy(self, runs: StartedBy | None = None) -> str:
         """Return what to do, in one line.
 
         Args:
             runs: What started the agent; by default, what started this process.
         """
         runs = runs or started_by()
-        runs = runs if runs in self.lines else Runs.SHELL
+        runs = runs if runs in self.lines else StartedBy.SHELL
         return f"{WHERE[runs]}: {self.lines.get(runs, self.machine)}"
+
+    def lacked(self, problem: str, remedy: str = "") -> Lacks:
+        """Return the error that the agent lacks this; by default, with the usual remedy."""
+        return Lacks(problem, remedy or self.remedy())
 
 
 KERNEL_LOG = Need(
@@ -73,10 +77,10 @@ KERNEL_LOG = Need(
     "faults that only the kernel reports are not detected: Xids, disks, memory, file systems, network cards",
     "sysctl -w kernel.dmesg_restrict=0",
     {
-        Runs.UNIT: "AmbientCapabilities=CAP_SYSLOG",
-        Runs.DOCKER: "--user 0 --cap-add SYSLOG --device /dev/kmsg",
+        StartedBy.UNIT: "AmbientCapabilities=CAP_SYSLOG",
+        StartedBy.DOCKER: "--user 0 --cap-add SYSLOG --device /dev/kmsg",
         # The kubelet gives a device of the machine to a privileged container only.
-        Runs.KUBERNETES: "securityContext: {runAsUser: 0, privileged: true}",
+        StartedBy.KUBERNETES: "securityContext: {runAsUser: 0, privileged: true}",
     },
 )
 PTRACE = Need(
@@ -85,9 +89,9 @@ PTRACE = Need(
     "a hang has no stacks, so the machine at fault is found less often, and slow machines are not found",
     "sysctl -w kernel.yama.ptrace_scope=0",
     {
-        Runs.UNIT: "AmbientCapabilities=CAP_SYS_PTRACE",
-        Runs.DOCKER: "--user 0 --cap-add SYS_PTRACE",
-        Runs.KUBERNETES: "securityContext: {runAsUser: 0, capabilities: {add: [SYS_PTRACE]}}",
+        StartedBy.UNIT: "AmbientCapabilities=CAP_SYS_PTRACE",
+        StartedBy.DOCKER: "--user 0 --cap-add SYS_PTRACE",
+        StartedBy.KUBERNETES: "securityContext: {runAsUser: 0, capabilities: {add: [SYS_PTRACE]}}",
     },
 )
 OOM_SCORE = Need(
@@ -96,9 +100,9 @@ OOM_SCORE = Need(
     "the kernel may kill the agent instead of the rank that uses the memory",
     "run as root: echo -900 > /proc/PID/oom_score_adj, with the agent's process id",
     {
-        Runs.UNIT: "OOMScoreAdjust=-900",
-        Runs.DOCKER: "--oom-score-adj=-900",
-        Runs.KUBERNETES: "resources: {requests: as limits}, for CPU and memory (class Guaranteed)",
+        StartedBy.UNIT: "OOMScoreAdjust=-900",
+        StartedBy.DOCKER: "--oom-score-adj=-900",
+        StartedBy.KUBERNETES: "resources: {requests: as limits}, for CPU and memory (class Guaranteed)",
     },
 )
 OOM_GROUP = Need(
@@ -107,8 +111,8 @@ OOM_GROUP = Need(
     "the agent and all ranks of the machine end with it",
     "write 0 to memory.oom.group of the agent's cgroup",
     {
-        Runs.UNIT: "OOMPolicy=continue",
-        Runs.KUBERNETES: "singleProcessOOMKill: true, in the configuration of the kubelet (1.32 or newer)",
+        StartedBy.UNIT: "OOMPolicy=continue",
+        StartedBy.KUBERNETES: "singleProcessOOMKill: true, in the configuration of the kubelet (1.32 or newer)",
     },
 )
 SHARED_MEMORY = Need(
@@ -117,8 +121,8 @@ SHARED_MEMORY = Need(
     "there are no checkpoints in memory: ranks cannot be started, or resume from older copies on disks",
     "mount -o remount,size=50% /dev/shm",
     {
-        Runs.DOCKER: "--shm-size=64g, or as much as the checkpoints need",
-        Runs.KUBERNETES: "volumeMounts: [{name: shm, mountPath: /dev/shm}]; "
+        StartedBy.DOCKER: "--shm-size=64g, or as much as the checkpoints need",
+        StartedBy.KUBERNETES: "volumeMounts: [{name: shm, mountPath: /dev/shm}]; "
         "the pod needs volumes: [{name: shm, emptyDir: {medium: Memory}}]",
     },
 )
@@ -128,9 +132,9 @@ MEMLOCK = Need(
     "NCCL cannot register memory for RDMA, so jobs fail or communicate slowly",
     "ulimit -l unlimited",
     {
-        Runs.UNIT: "LimitMEMLOCK=infinity",
-        Runs.DOCKER: "--ulimit memlock=-1",
-        Runs.KUBERNETES: "securityContext: {runAsUser: 0, capabilities: {add: [IPC_LOCK]}}",
+        StartedBy.UNIT: "LimitMEMLOCK=infinity",
+        StartedBy.DOCKER: "--ulimit memlock=-1",
+        StartedBy.KUBERNETES: "securityContext: {runAsUser: 0, capabilities: {add: [IPC_LOCK]}}",
     },
 )
 GPUS = Need(
@@ -139,8 +143,8 @@ GPUS = Need(
     "faults of GPUs are detected by the kernel log alone, or not at all",
     "nvidia-smi must list the GPUs for the agent's user",
     {
-        Runs.DOCKER: "--gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        Runs.KUBERNETES: "resources: {limits: {nvidia.com/gpu: 8}}, with the number of GPUs",
+        StartedBy.DOCKER: "--gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        StartedBy.KUBERNETES: "resources: {limits: {nvidia.com/gpu: 8}}, with the number of GPUs",
     },
 )
 NETWORK = Need(
@@ -149,8 +153,8 @@ NETWORK = Need(
     "gloo and NCCL may choose an interface that other machines cannot reach",
     "give EVERSTEP_LISTEN the address of an interface of this machine",
     {
-        Runs.DOCKER: "--network host, and EVERSTEP_LISTEN with an address of the machine",
-        Runs.KUBERNETES: "hostNetwork: true, in the pod, and EVERSTEP_LISTEN with an address of the machine",
+        StartedBy.DOCKER: "--network host, and EVERSTEP_LISTEN with an address of the machine",
+        StartedBy.KUBERNETES: "hostNetwork: true, in the pod, and EVERSTEP_LISTEN with an address of the machine",
     },
 )
 RDMA = Need(
@@ -159,8 +163,8 @@ RDMA = Need(
     "NCCL uses TCP, which is much slower",
     "the agent's user must be able to open /dev/infiniband/uverbs*",
     {
-        Runs.DOCKER: "--device /dev/infiniband",
-        Runs.KUBERNETES: "resources: {limits: {rdma/hca: 1}}, or the name that your device plugin has",
+        StartedBy.DOCKER: "--device /dev/infiniband",
+        StartedBy.KUBERNETES: "resources: {limits: {rdma/hca: 1}}, or the name that your device plugin has",
     },
 )
 PORTS = Need(
@@ -179,14 +183,6 @@ NEEDS = (KERNEL_LOG, PTRACE, OOM_SCORE, OOM_GROUP, SHARED_MEMORY, MEMLOCK, GPUS,
 """All needs, in the order in which they are shown."""
 
 
-class Lacks(CannotInspect):
-    """A need is not met; the message says what was found and what to do."""
-
-    def __init__(self, need: Need, problem: str, remedy: str = "") -> None:
-        self.need, self.problem, self.remedy = need, problem, remedy or need.remedy()
-        super().__init__(f"{problem}; {self.remedy}")
-
-
 @cache
 def unit() -> str:
     """Return the name of the systemd unit of this process; empty: it is in none."""
@@ -195,10 +191,10 @@ def unit() -> str:
 
 
 @cache
-def started_by() -> Runs:
+def started_by() -> StartedBy:
     """Return what started this process."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return Runs.KUBERNETES
+        return StartedBy.KUBERNETES
     if "container" in os.environ or any(file.exists() for file in CONTAINER_FILES):
-        return Runs.DOCKER
-    return Runs.UNIT if unit() else Runs.SHELL
+        return StartedBy.DOCKER
+    return StartedBy.UNIT if unit() else StartedBy.SHELL

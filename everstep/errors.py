@@ -72,6 +72,17 @@ class CannotInspect(AgentError):
     """
 
 
+class Lacks(CannotInspect):
+    """An agent lacks something that it needs of its machine or container, e.g. a right.
+
+    ``problem`` says what was found, and ``remedy`` what to do.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self.problem, self.remedy = problem, remedy
+
+
 class WireError(AgentError):
     """The other side of a data port broke the protocol, or does not know the token."""
 

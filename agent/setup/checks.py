@@ -28,12 +28,12 @@ from agent.monitor.gpu.rules.available import NO_ACCESS
 from agent.monitor.host.clock import is_synced
 from agent.monitor.kernel.log import KernelLog
 from agent.monitor.network.used import GLOO_SOCKETS, NCCL_SOCKETS, uses_interface
-from agent.needs import Lacks, Need
+from agent.needs import Need
 from agent.tracer.stack_dump import dump, py_spy
 from agent.tracer.tracer import NO_PY_SPY
 from agent.v1 import agent_pb2 as pb
 from everstep.base.text import size_text
-from everstep.errors import AgentError, CannotInspect
+from everstep.errors import AgentError, CannotInspect, Lacks
 from everstep.model.finding import Health
 from everstep.system import procfs
 from everstep.system.capabilities import Capability, has
@@ -100,7 +100,7 @@ class SetupChecks:
             name = await self._reach(address)
         except (AgentError, OSError) as error:
             # Many machines may have this problem, and equal texts are shown once.
-            raise Lacks(needs.PORTS, str(error).replace(address, "its address")) from error
+            raise needs.PORTS.lacked(str(error).replace(address, "its address")) from error
         if name != peer:
             raise CannotInspect(f"the agent at {address} has the name {name}, not {peer}")
         return "another agent and its data port can be reached"
@@ -147,7 +147,7 @@ def ptrace(target: str = TARGET) -> str:
         found = dump(process.pid, ticks, deadline=time.monotonic() + STACKS_S, program=[program])
         process.kill()
     if found.denied:
-        raise Lacks(needs.PTRACE, "py-spy may not read the stacks of a process")
+        raise needs.PTRACE.lacked("py-spy may not read the stacks of a process")
     if not found.json:
         raise CannotInspect(found.problem)
     return "py-spy can read the stacks of processes"
@@ -157,19 +157,19 @@ def oom_score() -> str:
     """Read whether the kernel spares this process when memory is used up."""
     adjustment = procfs.own_oom_adjustment()
     if adjustment >= 0:
-        raise Lacks(needs.OOM_SCORE, f"oom_score_adj of the agent is {adjustment}")
+        raise needs.OOM_SCORE.lacked(f"oom_score_adj of the agent is {adjustment}")
     return f"oom_score_adj of the agent is {adjustment}"
 
 
 def oom_group() -> str:
     """Read whether the kernel or systemd ends the agent when a rank is killed for its memory."""
     if group := is_killed_as_group():
-        raise Lacks(needs.OOM_GROUP, f"memory.oom.group is 1 in {group}")
+        raise needs.OOM_GROUP.lacked(f"memory.oom.group is 1 in {group}")
     if unit := needs.unit():
         command = ["systemctl", "show", unit, "--property", "OOMPolicy", "--value"]
         policy = programs.run(command, UNIT_S).output.strip()
         if policy in {"stop", "kill"}:
-            raise Lacks(needs.OOM_GROUP, f"OOMPolicy of {unit} is {policy}")
+            raise needs.OOM_GROUP.lacked(f"OOMPolicy of {unit} is {policy}")
     return "a rank is killed alone"
 
 
@@ -177,7 +177,7 @@ def shared_memory(folder: Path) -> str:
     """Read the size of shared memory."""
     size = shutil.disk_usage(folder).total
     if size < SHM_WANTED:
-        raise Lacks(needs.SHARED_MEMORY, f"shared memory has {size_text(size)}")
+        raise needs.SHARED_MEMORY.lacked(f"shared memory has {size_text(size)}")
     return f"shared memory has {size_text(size)}"
 
 
@@ -187,7 +187,7 @@ def memlock(sys: Path = SYS) -> str:
     if limit == resource.RLIM_INFINITY or has(Capability.IPC_LOCK):
         return "any amount of memory may be locked"
     if _rdma_devices(sys):
-        raise Lacks(needs.MEMLOCK, f"only {size_text(limit)} of memory may be locked")
+        raise needs.MEMLOCK.lacked(f"only {size_text(limit)} of memory may be locked")
     return f"{size_text(limit)} of memory may be locked; without InfiniBand and RoCE, no more is needed"
 
 
@@ -201,7 +201,7 @@ def gpus(sys: Path = SYS, proc: Path = procfs.PROC, dev: Path = DEV) -> str:
     finally:
         process.end()
     if reading.trouble in {*NO_ACCESS, GpuTrouble.NO_DRIVER}:
-        raise Lacks(needs.GPUS, f"the machine has NVIDIA GPUs, but NVML cannot be used: {reading.text}")
+        raise needs.GPUS.lacked(f"the machine has NVIDIA GPUs, but NVML cannot be used: {reading.text}")
     if reading.trouble:
         raise CannotInspect(f"NVML does not answer: {reading.text}")
     return f"NVML shows {len(reading.gpus)} GPUs"
@@ -214,10 +214,10 @@ def network(host: str) -> str:
         value = os.environ.get(variable)
         if value and not any(uses_interface(name, [{variable: value}]) for name in names):
             remedy = f"correct {variable} in the agent's environment"
-            raise Lacks(needs.NETWORK, f"{variable}={value} names no interface of the machine", remedy)
+            raise needs.NETWORK.lacked(f"{variable}={value} names no interface of the machine", remedy)
     name = interface_of(host)
     if not name:
-        raise Lacks(needs.NETWORK, f"no interface of the machine has the agent's address {host}")
+        raise needs.NETWORK.lacked(f"no interface of the machine has the agent's address {host}")
     return f"gloo and NCCL use {name}, unless a variable names another interface"
 
 
@@ -227,14 +227,14 @@ def rdma(sys: Path = SYS, dev: Path = DEV) -> str:
     if not devices:
         return "the machine has no InfiniBand or RoCE device"
     if not any(os.access(file, os.R_OK | os.W_OK) for file in (dev / "infiniband").glob("uverbs*")):
-        raise Lacks(needs.RDMA, f"the machine has {', '.join(devices)}, but no file in {dev}/infiniband can be opened")
+        raise needs.RDMA.lacked(f"the machine has {', '.join(devices)}, but no file in {dev}/infiniband can be opened")
     return "device files of InfiniBand or RoCE can be opened"
 
 
 def clock() -> str:
     """Read whether the clock is synchronized."""
     if not is_synced():
-        raise Lacks(needs.CLOCK, "no time service synchronizes the clock")
+        raise needs.CLOCK.lacked("no time service synchronizes the clock")
     return "a time service synchronizes the clock"
 
 

@@ -8,10 +8,32 @@ from agent.monitor.all import INSPECTIONS
 from agent.monitor.inspection import Limits
 from agent.monitor.monitor import HANGS, UNABLE
 from agent.monitor.settings import CheckLimits
+from agent.needs import NEEDS, StartedBy
 from docs.generate.markdown import code, paragraph, reasons, sentence, settings, table
 from everstep.decisions.blame.diagnose.choose_tests import ROWS, ChoiceRow
 from everstep.decisions.blame.diagnose.reasons import JUDGED
 from everstep.model import xid
+
+LINES = (StartedBy.UNIT, StartedBy.DOCKER, StartedBy.KUBERNETES)
+"""The columns with lines."""
+
+
+def needs() -> str:
+    """What an agent needs, and the line that provides it."""
+    intro = paragraph(
+        "`everstep doctor` asks every agent whether it has these things, and shows the line that is missing.",
+        "The unit `deploy/systemd/everstep-agent.service` has all lines for systemd.",
+        "The lines for docker are options of `docker run`, and those for Kubernetes are fields of the container.",
+        "In a container, only root has the capabilities, so the lines include the user.",
+    )
+    rows = [(code(need.name), need.means, need.without) for need in NEEDS]
+    lines = [
+        (code(need.name), *(code(need.lines[by]) if by in need.lines else "" for by in LINES), code(need.machine))
+        for need in NEEDS
+    ]
+    where = paragraph("Where a cell is empty, do on the machine what the last column says.")
+    tables = table(("need", "what it is", "without it"), rows), table(("need", *LINES, "on the machine"), lines)
+    return f"{intro}\n\n{tables[0]}\n\n## Lines\n\n{where}\n\n{tables[1]}"
 
 
 def inspections() -> str:

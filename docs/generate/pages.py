@@ -23,6 +23,7 @@ PAGES: dict[str, tuple[str, Callable[[], str], str]] = {
     "ladder.md": ("Paths of the ladder", rules.ladder, "what is tried for each kind of failure, in which order"),
     "cases.md": ("Cases", cases.courses, "what is done about faults, case by case"),
     "fault-classes.md": ("Fault classes", rules.fault_classes, "what logs and exit codes say, and who is the owner"),
+    "needs.md": ("Needs of agents", machines.needs, "rights and limits of an agent, and the lines that give them"),
     "inspections.md": ("Inspections", machines.inspections, "what an agent detects on its machine"),
     "inspection-settings.md": ("Inspection settings", machines.inspection_settings, "periods and thresholds"),
     "xids.md": ("Xids", machines.xids, "what NVIDIA's drivers report by number"),

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.needs import NEEDS, Need, Runs
+from agent.needs import NEEDS, Need, StartedBy
 from tests.deploy.unit import AGENT, WORKER, settings
 
 
-@pytest.mark.parametrize("need", [need for need in NEEDS if Runs.UNIT in need.lines], ids=lambda need: need.name)
+@pytest.mark.parametrize("need", [need for need in NEEDS if StartedBy.UNIT in need.lines], ids=lambda need: need.name)
 def test_the_unit_has_each_line_that_the_doctor_asks_for(need: Need) -> None:
-    name, value = need.lines[Runs.UNIT].split("=")
+    name, value = need.lines[StartedBy.UNIT].split("=")
 
     assert value in settings(AGENT)[name]
 

@@ -23,7 +23,7 @@ from agent.monitor.gpu.reading import item_of
 from agent.monitor.inspection import Inspection, InspectionResult, Limits, Site, of_no_job
 from agent.monitor.kernel import rules
 from agent.monitor.kernel.parts_of_jobs import PartsOfJobs
-from agent.needs import KERNEL_LOG, Lacks, Runs
+from agent.needs import KERNEL_LOG, StartedBy
 from everstep.model import xid
 from everstep.model.finding import Finding, Health, Owner, Reason, Remedy
 from everstep.system import procfs
@@ -132,8 +132,8 @@ class KernelLog:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
                 # In a user namespace, the kernel accepts no capability.
-                remedy = KERNEL_LOG.remedy(Runs.SHELL) if procfs.owner_of_hidden_files() is not None else ""
-                raise Lacks(KERNEL_LOG, f"{self._path} cannot be read ({error.strerror})", remedy) from error
+                remedy = KERNEL_LOG.remedy(StartedBy.SHELL) if procfs.owner_of_hidden_files() is not None else ""
+                raise KERNEL_LOG.lacked(f"{self._path} cannot be read ({error.strerror})", remedy) from error
         return self._file
 
     def _parsed(self, record: bytes) -> KernelLine | None:

@@ -116,3 +116,16 @@ async def test_who_says_nothing_is_left_out_and_the_rank_is_named_all_the_same(o
     kept = hang_found(found, judged, job(topology), [Machine(name=f"m{i}", address="-") for i in range(8)])
     assert (kept.machines, kept.suspects, kept.looks) == ([f"m{culprit // 2}"], [f"m{culprit // 2}"], 2)
     assert (kept.unknown, len(kept.silent)) == (2, 1)
+
+
+async def test_the_incident_says_once_why_there_are_no_stacks() -> None:
+    why = "py-spy may not read its stacks; add to docker run: --cap-add SYS_PTRACE"
+    processes = [pb.TracedProcess(rank=rank, pid=rank + 1, state="S", problem=why) for rank in range(2)]
+    denied = pb.StacksReply(machine="m0", generation=3, processes=processes)
+    found, judged, _ = await seen("deadlock", {0: FakeAgent(stacks=denied)})
+
+    kept = hang_found(found, judged, job(looks("deadlock")[0]), [Machine(name=f"m{i}", address="-") for i in range(8)])
+
+    [line] = [line for line in kept.evidence if "py-spy" in line]
+    assert line.startswith("2 of ")
+    assert line.endswith(f" processes: {why}")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent import needs
-from agent.needs import Lacks, Runs
+from agent.needs import StartedBy
 from agent.setup import checks
-from everstep.errors import CannotInspect
+from everstep.errors import CannotInspect, Lacks
 from everstep.system import memory, procfs
 from tests.capabilities import in_container, in_unit, needs_root
 
@@ -24,20 +24,20 @@ UNREADABLE = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush
 """A process that only CAP_SYS_PTRACE can read, as a rank is where Yama restricts ptrace (PR_SET_DUMPABLE)."""
 TRIES = f"""
 import json
-from agent.needs import Lacks
+from everstep.errors import Lacks
 from agent.setup.checks import ptrace
 from everstep.system.capabilities import keep_from_children
 keep_from_children()
 try:
     print(json.dumps(["healthy", ptrace({UNREADABLE!r})]))
 except Lacks as lack:
-    print(json.dumps([lack.need.name, lack.problem, lack.remedy]))
+    print(json.dumps(["lacks", lack.problem, lack.remedy]))
 """
 
 
 @pytest.fixture(autouse=True)
 def by_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "started_by", lambda: Runs.UNIT)
+    monkeypatch.setattr(needs, "started_by", lambda: StartedBy.UNIT)
 
 
 def tried(command: list[str]) -> list[str]:
@@ -56,8 +56,8 @@ def test_the_capability_decides_whether_stacks_of_a_protected_process_can_be_rea
     program = [sys.executable, "-P", "-c", TRIES]
 
     name, problem, remedy = tried(start(program, "syslog"))
-    assert (name, problem) == ("ptrace", "py-spy may not read the stacks of a process")
-    assert remedy in {needs.PTRACE.remedy(runs) for runs in Runs}
+    assert (name, problem) == ("lacks", "py-spy may not read the stacks of a process")
+    assert remedy in {needs.PTRACE.remedy(runs) for runs in StartedBy}
     assert tried(start(program, "sys_ptrace")) == ["healthy", "py-spy can read the stacks of processes"]
 
 
@@ -129,7 +129,7 @@ def test_a_unit_that_systemd_stops_when_a_rank_is_killed(
 
 
 def test_shared_memory_of_a_container_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "started_by", lambda: Runs.DOCKER)
+    monkeypatch.setattr(needs, "started_by", lambda: StartedBy.DOCKER)
     monkeypatch.setattr(checks, "SHM_WANTED", 1 << 60)
 
     with pytest.raises(Lacks, match=r"shared memory has .*; add to docker run: --shm-size="):
@@ -163,7 +163,7 @@ def test_device_files_of_infiniband(tmp_path: Path) -> None:
 
 def test_gpus_that_a_container_may_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's file is visible in a container, but the container has no library of NVML."""
-    monkeypatch.setattr(needs, "started_by", lambda: Runs.KUBERNETES)
+    monkeypatch.setattr(needs, "started_by", lambda: StartedBy.KUBERNETES)
     assert checks.gpus(tmp_path, tmp_path, tmp_path) == "the machine has no NVIDIA GPU"
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     (tmp_path / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Kernel Module  580.65\n")

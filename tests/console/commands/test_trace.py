@@ -150,6 +150,13 @@ def test_a_process_without_stacks_says_why() -> None:
     ]
 
 
+def test_processes_without_stacks_for_one_reason_share_a_line() -> None:
+    denied = [pb.TracedProcess(rank=rank, pid=rank, state="S", problem="py-spy may not read") for rank in range(10)]
+    [_, line] = stacks_text([pb.StacksReply(machine="m1", processes=denied)]).splitlines()
+    assert line.startswith("  rank 0 on m1, pid 0, state S; rank 1 on m1")
+    assert line.endswith("and 2 more  py-spy may not read")
+
+
 def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     anomaly = Anomaly(id="slow-gpt-1", generation=1, symptom=Symptom.SLOW, headline="steps take 0.2 s", seen_ns=1)
     rounds = [f"round {number}, 10 samples: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]

@@ -21,6 +21,7 @@ from agent.monitor.inspection import Inspection, InspectionResult, RankSeen, Sit
 from agent.monitor.kept import KeptStates
 from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
+from agent.needs import GPUS
 from everstep.errors import CannotInspect, ConfigError
 from everstep.model.finding import Finding, Health
 from everstep.system import procfs
@@ -326,7 +327,8 @@ def test_gpus_that_the_agent_may_not_use_do_not_count(
     monkeypatch.setattr(pci, "worth_reading", lambda *_: True)
     monkeypatch.setattr(Direct, "read", lambda *_: reading)
     machine.path.unlink(missing_ok=True)
-    assert machine.inspection.inspect().note == "the machine has NVIDIA GPUs, but the agent may not use any"
+    note = f"the machine has NVIDIA GPUs, but the agent may not use any; {GPUS.remedy()}"
+    assert machine.inspection.inspect().note == note
     machine.restart(gpus=8)
     assert said(machine.inspection.inspect().findings) == {("gpu-driver-missing", "", Health.FAULTY)}
 
