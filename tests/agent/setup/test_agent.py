@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,29 @@ async def test_a_container_without_rights_is_unknown_and_says_once_what_to_add(t
         finding_of(found) for state in inspected.inspections for found in state.findings if state.name != "kernel-log"
     ]
     assert not [found for found in others if found.reason == "cannot-inspect"], "no other inspection needs a right"
+
+
+async def test_diagnostic_tests_of_a_container_without_rights_blame_nothing(tmp_path: Path) -> None:
+    quick = {
+        "memory": {"mb": 8},
+        "disk": {"mb": 16},
+        "loopback": {"seconds": 0.1},
+        "gpu-copy": {},
+        "dcgm": {},
+        "eud": {},
+    }
+    asked = [pb.TestToRun(name=name, settings=json.dumps(given)) for name, given in quick.items()]
+    agent = AgentOfContainer(tmp_path)
+    try:
+        await agent.start()
+        replies = [reply async for reply in agent.client.diagnose(pb.DiagnoseRequest(tests=asked))]
+    finally:
+        await agent.close()
+
+    results = [reply.result for reply in replies if reply.HasField("result")]
+    assert [result.name for result in results] == list(quick)
+    assert not [finding for result in results for finding in result.findings if finding.verdict == Health.FAULTY]
+    assert not [finding for result in results[:3] for finding in result.findings], "these need no right"
 
 
 async def test_an_agent_reaches_another_one_and_its_data_port(tmp_path: Path) -> None:
