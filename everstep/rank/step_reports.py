@@ -5,18 +5,20 @@ the agent is stopped or dead. The agent creates one file for each rank and gener
 
 Layout, little endian::
 
-    0     magic 8s · version u32 · generation u32 · rank u32 · pid u32 · capacity u64
-    64    published u64 · attached u32 · finished u32 · completed_steps i64 · optimizer_steps u64 · optimizer_ns i64
+    0     magic 8s · version u32 · generation u32 · rank u32 · 0 u32 · capacity u64 · pid i64
+    64    published i64 · attached i64 · finished i64 · completed_steps i64 · optimizer_steps i64 · optimizer_ns i64
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
-    192   flops_per_token f64 · peak_flops f64 · derived u32; all are 0 if not known
-    216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align u32; all are 0 if the rank is not asked to wait
+    192   flops_per_token f64 · peak_flops f64 · derived i64; all are 0 if not known
+    216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align i64; all are 0 if the rank is not asked to wait
     256   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
     end   64 bytes by which the kernel notifies the agent that the rank begins to end (``end_notice``)
 
-The writer stores a record first and ``published`` last. A record is valid if its sequence fits its position in the
-ring, so a reader drops records that were overwritten while it read. ``given`` has a bit for each number that the script
-reported (``LOSS``, ``GRAD_NORM``). A number that the script did not report is stored as NaN; this NaN is not a fault.
+Each field between 32 and 256 is a word that is read and written at once (``SharedWords``), so a reader never sees a
+part of a number. The writer stores a record first and ``published`` last. A record is valid if its sequence fits its
+position in the ring, so a reader drops records that were overwritten while it read. ``given`` has a bit for each number
+that the script reported (``LOSS``, ``GRAD_NORM``). A number that the script did not report is stored as NaN; this NaN
+is not a fault.
 
 The agent writes only ``align_step`` and ``asked_ns``. A rank that has completed ``align_step`` steps waits at the end
 of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, by the machine's
@@ -37,9 +39,10 @@ from typing import Literal, NamedTuple, get_args
 from everstep.errors import EverstepError
 from everstep.system import end_notice
 from everstep.system.end_notice import EndNotice
+from everstep.system.shared_words import SharedWords
 
 MAGIC = b"EVSTRPT1"
-VERSION = 1
+VERSION = 2
 RING = 256
 RECORD_BYTES = 64
 DEFAULT_CAPACITY = 4096
@@ -47,22 +50,14 @@ LOSS, GRAD_NORM = 1, 2
 """Bits of ``StepRecord.given``."""
 
 _HEAD = struct.Struct("<8sIIIIQ")
-_PUBLISHED = struct.Struct("<Q")
-_STATE = struct.Struct("<QIIqQq")
-_U32 = struct.Struct("<I")
-_I64 = struct.Struct("<q")
-_U64 = struct.Struct("<Q")
-_OPTIMIZER = struct.Struct("<Qq")
-_MILESTONES = struct.Struct("<7q")
 _RECORD = struct.Struct("<QqqddqI")
-_FLOPS = struct.Struct("<ddI")
-_ALIGN = struct.Struct("<qqqI")
-_AT_STATE, _AT_ATTACHED, _AT_FINISHED, _AT_COMPLETED, _AT_OPTIMIZER, _AT_MILESTONES = 64, 72, 76, 80, 88, 128
-_AT_FLOPS, _AT_ALIGN, _AT_ALIGNED, _AT_CAN_ALIGN = 192, 216, 232, 240
+_PID, _PUBLISHED, _ATTACHED, _FINISHED, _COMPLETED, _OPTIMIZER_STEPS, _OPTIMIZER_NS = 32, 64, 72, 80, 88, 96, 104
+_MILESTONES, _PER_TOKEN, _PEAK, _DERIVED = 128, 192, 200, 208
+_ALIGN_STEP, _ASKED_NS, _ALIGNED, _CAN_ALIGN = 216, 224, 232, 240
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
-_MILESTONE_AT = {name: _AT_MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
+_MILESTONE_AT = {name: _MILESTONES + 8 * i for i, name in enumerate(MILESTONES)}
 
 
 class StepRecord(NamedTuple):
@@ -145,7 +140,8 @@ class ReportFile:
         magic, version, self.generation, self.rank, _, self.capacity = _HEAD.unpack_from(mapped, 0)
         if magic != MAGIC or version != VERSION or len(mapped) < _end_of_ring(self.capacity) + end_notice.ROOM:
             raise EverstepError(f"{path} is not a report file of version {VERSION}: delete it and start the rank again")
-        self._published: int = _PUBLISHED.unpack_from(mapped, _AT_STATE)[0]
+        self._words = SharedWords(mapped)
+        self._published = self._words.get(_PUBLISHED)
 
     @classmethod
     def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
@@ -162,9 +158,10 @@ class ReportFile:
         finally:
             os.close(descriptor)
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
-        _STATE.pack_into(mapped, _AT_STATE, 0, 0, 0, -1, 0, 0)
+        made = cls(path, mapped)
+        made.complete(-1)
         temporary.rename(path)
-        return cls(path, mapped)
+        return made
 
     @classmethod
     def open(cls, path: Path) -> ReportFile:
@@ -181,6 +178,7 @@ class ReportFile:
 
     def close(self) -> None:
         """Unmap the file."""
+        self._words.release()
         self._map.close()
 
     # The writer: the rank.
@@ -193,7 +191,7 @@ class ReportFile:
         at = RING + sequence % self.capacity * RECORD_BYTES
         _RECORD.pack_into(self._map, at, sequence, step, time.time_ns(), loss, grad_norm, tokens, given)
         self._published = sequence + 1
-        _PUBLISHED.pack_into(self._map, _AT_STATE, sequence + 1)
+        self._words.set(_PUBLISHED, sequence + 1)
 
     def arm_end_notice(self) -> bool:
         """Let the kernel notify the agent when this process begins to end; False: this system does not support it.
@@ -204,88 +202,87 @@ class ReportFile:
 
     def set_pid(self, pid: int) -> None:
         """Set the process id of this rank."""
-        _U32.pack_into(self._map, 20, pid)
+        self._words.set(_PID, pid)
 
     def attach(self) -> None:
         """Report that the script uses everstep."""
-        _U32.pack_into(self._map, _AT_ATTACHED, 1)
+        self._words.set(_ATTACHED, 1)
         self.mark("joined")
 
     def finish(self) -> None:
         """Report that the training loop ran to its end."""
-        _U32.pack_into(self._map, _AT_FINISHED, 1)
+        self._words.set(_FINISHED, 1)
 
     def complete(self, completed_steps: int) -> None:
         """Report the number of completed steps; the save of the newest one may not be committed yet."""
-        _I64.pack_into(self._map, _AT_COMPLETED, completed_steps)
+        self._words.set(_COMPLETED, completed_steps)
 
     def count_optimizer_step(self) -> int:
         """Count one ``optimizer.step()``; returns the count of this process."""
-        count: int = _U64.unpack_from(self._map, _AT_OPTIMIZER)[0] + 1
-        _OPTIMIZER.pack_into(self._map, _AT_OPTIMIZER, count, time.time_ns())
+        count = self._words.get(_OPTIMIZER_STEPS) + 1
+        self._words.set(_OPTIMIZER_NS, time.time_ns())
+        self._words.set(_OPTIMIZER_STEPS, count)
         return count
 
     def set_flops(self, flops: Flops) -> None:
         """Set the cost of a token."""
-        _FLOPS.pack_into(self._map, _AT_FLOPS, *flops)
+        self._words.set_float(_PEAK, flops.peak)
+        self._words.set(_DERIVED, flops.derived)
+        self._words.set_float(_PER_TOKEN, flops.per_token)
 
     def mark(self, milestone: Milestone) -> None:
         """Record when the rank reached a milestone; only the first call counts."""
         at = _MILESTONE_AT[milestone]
-        if not _I64.unpack_from(self._map, at)[0]:
-            _I64.pack_into(self._map, at, time.time_ns())
+        if not self._words.get(at):
+            self._words.set(at, time.time_ns())
 
     def unmark(self, milestone: Milestone) -> None:
         """Withdraw a milestone that the rank did not reach after all."""
-        _I64.pack_into(self._map, _MILESTONE_AT[milestone], 0)
+        self._words.set(_MILESTONE_AT[milestone], 0)
 
     def align_step(self) -> int:
         """The rank has to wait once it has completed this many steps; 0: it does not have to wait.
 
         The rank calls this in every step.
         """
-        step: int = _I64.unpack_from(self._map, _AT_ALIGN)[0]
-        return step
+        return self._words.get(_ALIGN_STEP)
 
     def set_aligned(self, completed_steps: int) -> None:
         """Report that this rank waits, and that its state after this number of steps is saved; 0: it does not wait."""
-        _I64.pack_into(self._map, _AT_ALIGNED, completed_steps)
+        self._words.set(_ALIGNED, completed_steps)
 
     def can_align(self) -> None:
         """Report that this rank checks at the end of every step whether it has to wait."""
-        _U32.pack_into(self._map, _AT_CAN_ALIGN, 1)
+        self._words.set(_CAN_ALIGN, 1)
 
     # The reader: the agent.
 
     def align(self, step: int) -> None:
         """Ask the rank to wait once it has completed ``step`` steps; 0: ask it to wait no longer."""
-        _I64.pack_into(self._map, _AT_ALIGN + 8, time.monotonic_ns())
-        _I64.pack_into(self._map, _AT_ALIGN, step)
+        self._words.set(_ASKED_NS, time.monotonic_ns())
+        self._words.set(_ALIGN_STEP, step)
 
     def alignment(self) -> Alignment:
         """Whether the rank is asked to wait, and whether it waits."""
-        step, asked_ns, aligned, can = _ALIGN.unpack_from(self._map, _AT_ALIGN)
-        return Alignment(step, asked_ns, aligned, bool(can))
+        get = self._words.get
+        return Alignment(get(_ALIGN_STEP), get(_ASKED_NS), get(_ALIGNED), bool(get(_CAN_ALIGN)))
 
     def snapshot(self) -> Snapshot:
         """The state of the reports now."""
-        _, _, generation, rank, pid, _ = _HEAD.unpack_from(self._map, 0)
-        published, attached, finished, completed, optimizer_steps, optimizer_ns = _STATE.unpack_from(
-            self._map, _AT_STATE
-        )
-        milestones = dict(zip(MILESTONES, _MILESTONES.unpack_from(self._map, _AT_MILESTONES), strict=True))
+        get = self._words.get
+        published = get(_PUBLISHED)
         newest = self.records(published - 1)[1] if published else []
         return Snapshot(
-            generation=generation,
-            rank=rank,
-            pid=pid,
+            generation=self.generation,
+            rank=self.rank,
+            pid=get(_PID),
             published=published,
-            attached=bool(attached),
-            finished=bool(finished),
-            completed_steps=completed,
-            optimizer_steps=optimizer_steps,
-            stepped_ns=max(optimizer_ns, newest[-1].time_ns if newest else 0),
-            milestones=milestones,
+            attached=bool(get(_ATTACHED)),
+            finished=bool(get(_FINISHED)),
+            completed_steps=get(_COMPLETED),
+            optimizer_steps=get(_OPTIMIZER_STEPS),
+            stepped_ns=max(get(_OPTIMIZER_NS), newest[-1].time_ns if newest else 0),
+            milestones={name: get(at) for name, at in _MILESTONE_AT.items()},
             newest=newest[-1] if newest else None,
             flops=self._flops(),
         )
@@ -308,7 +305,7 @@ class ReportFile:
             The sequence for the next call, and the records, oldest first. Only the last ``capacity`` - 1 records can be
             read; older ones are left out.
         """
-        published = self._published_now()
+        published = self._words.get(_PUBLISHED)
         records: list[tuple[int, StepRecord]] = []
         for sequence in range(max(start, published - self.capacity, 0), published):
             at = RING + sequence % self.capacity * RECORD_BYTES
@@ -316,16 +313,12 @@ class ReportFile:
             if stored == sequence:
                 records.append((sequence, StepRecord(*fields)))
         # The writer may have overwritten the oldest of these records, and half of the one after them, while we read.
-        safe = self._published_now() - self.capacity
+        safe = self._words.get(_PUBLISHED) - self.capacity
         return published, [record for sequence, record in records if sequence > safe]
 
     def _flops(self) -> Flops:
-        per_token, peak, derived = _FLOPS.unpack_from(self._map, _AT_FLOPS)
-        return Flops(per_token, peak, bool(derived))
-
-    def _published_now(self) -> int:
-        published: int = _PUBLISHED.unpack_from(self._map, _AT_STATE)[0]
-        return published
+        words = self._words
+        return Flops(words.get_float(_PER_TOKEN), words.get_float(_PEAK), bool(words.get(_DERIVED)))
 
 
 def _end_of_ring(capacity: int) -> int:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from everstep.errors import EverstepError
 from everstep.rank.step_reports import MILESTONES, RING, Alignment, ReportFile
 from everstep.system.end_notice import ROOM
+from tests.everstep.system.test_shared_words import LOW, seen_beside
 
 
 def fresh(path: Path, capacity: int = 16) -> ReportFile:
@@ -138,3 +139,10 @@ def test_a_truncated_ring_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: -(ROOM + 1)])
     with pytest.raises(EverstepError, match="delete it"):
         ReportFile.open(path)
+
+
+def test_the_agent_never_reads_a_part_of_a_step_count(tmp_path: Path) -> None:
+    rank = ReportFile.create(tmp_path / "report", rank=0, generation=1)
+    rank.complete(LOW)
+    agent = ReportFile.open(tmp_path / "report")
+    assert seen_beside(rank.complete, lambda: agent.snapshot().completed_steps, 2) == set()
