@@ -14,11 +14,12 @@ class CheckpointPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     slots: int = Field(
-        4,
+        5,
         ge=2,
         le=8,
         description="Buffers per rank in shared memory: the double buffer of ByteRobust (section 7), a third, which an "
-        "overlapped copy needs (measured), and a fourth for the step that a slow peer already has.",
+        "overlapped copy needs, and two for the steps that a slow peer already has and that it receives. "
+        "With fewer than 4, a backup or a file that takes longer than a step is never completed.",
     )
     overlap: bool = Field(
         True, description="Copy during the next forward and backward; false: training waits for each copy."
