@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from benchmarks.checkpoint_saves import scratch
 from benchmarks.common import Row, Spread, say
 from benchmarks.peers import copies
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
 
 AIM_GB_S = 1.0
@@ -105,7 +107,8 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
     source, target = copies.Mapped(folder / "from", size), copies.Mapped(folder / "to", size)
     own = _own_file(folder / "checkpoint-0", size)
     reader = SlotReader(own.path)
-    warm = SlotFile(folder / "checkpoint-1", slots=2)
+    owner = own.owner
+    warm = SlotFile(folder / "checkpoint-1", slots=2, owner=owner)
     buffer = memoryview(bytearray(CHUNK))
 
     def link() -> Wire:
@@ -124,7 +127,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
                 raise RuntimeError(f"a backup was not kept: {outcome.fate.value} {outcome.reason}")
 
         def fetch_new(step: int) -> None:
-            with contextlib.closing(SlotFile(folder / "checkpoint-2", slots=3)) as into:
+            with contextlib.closing(SlotFile(folder / "checkpoint-2", slots=3, owner=owner)) as into:
                 fetch_slot(link, 0, step, "backup", into)
 
         ways: dict[str, Callable[[int], object]] = {
@@ -165,7 +168,7 @@ def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     """Run the data port of the peer's agent, and a bare socket; answer each question with this process's CPU
     seconds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    received = PeerBackups(shm)
+    received = PeerBackups(shm, partial(SlotOwner, "", ""))
     tokens = Tokens()
     token = tokens.issue(JOB)
     port = DataPort("127.0.0.1", tokens)

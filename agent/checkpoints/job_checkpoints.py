@@ -28,6 +28,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.file import SlotFile
 from everstep.slots.format import DAMAGED, Pin, SlotHeader, backup_slots, own_slots, same_save
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader, held
 from everstep.system import private_files as private
 
@@ -47,7 +48,7 @@ class JobCheckpoints:
         self.place = place
         self.opened: LaunchOptions | None = None
         """The checkpoint options of the generation that runs; None: nothing is copied."""
-        self.received = PeerBackups(place.shm, fenced)
+        self.received = PeerBackups(place.shm, place.owner, fenced)
         self.tiers = JobTiers(place, self._fetch_range)
         self._with_timeout = TiersWithTimeout(self.tiers, place.saved)
         self._connect = partial(exchange.connect, run=place.run)
@@ -71,7 +72,7 @@ class JobCheckpoints:
         self._shut()
         for rank, path in own_files(self.place.shm).items():
             if rank in unforked:
-                self._discard_own(path, launch.resume_step)
+                self._discard_own(rank, path, launch.resume_step)
         self.received.launch(launch.generation, launch.resume_step)
         self.place.saved.clear()
         self._stale = True
@@ -85,7 +86,7 @@ class JobCheckpoints:
         self._with_timeout.open(launch)
         self._sender = Sender(self.place, launch, self._connect)
         subscribers = [self._saved, self._with_timeout.on_saved, self._sender.on_saved]
-        self._save_watch = SaveWatch(self.place.shm, subscribers, on_held=self.place.saved.held)
+        self._save_watch = SaveWatch(self.place, subscribers, on_held=self.place.saved.held)
         self._sender.start()
         self._save_watch.start()
 
@@ -134,17 +135,21 @@ class JobCheckpoints:
     def _oldest_own(self) -> int | None:
         """Return the oldest step in the own slots of this machine's ranks."""
         steps = []
-        for path in own_files(self.place.shm).values():
-            with contextlib.suppress(OSError, CheckpointError), contextlib.closing(SlotReader(path)) as reader:
+        for rank, path in own_files(self.place.shm).items():
+            with (
+                contextlib.suppress(OSError, CheckpointError),
+                contextlib.closing(SlotReader(path, self.place.owner(rank))) as reader,
+            ):
                 steps += [header.completed_steps for header in reader.headers()]
         return min(steps, default=None)
 
-    def _discard_own(self, path: Path, resume_step: int) -> None:
+    def _discard_own(self, rank: int, path: Path, resume_step: int) -> None:
         """Discard own slots of an abandoned future; the rank does this too, unless it is killed first."""
+        owner = self.place.owner(rank)
         try:
-            with contextlib.closing(SlotFile(path)) as file:
+            with contextlib.closing(SlotFile(path, owner=owner)) as file:
                 file.discard_after(resume_step if resume_step > 0 else -1)
-            with contextlib.closing(SlotReader(path)) as reader:
+            with contextlib.closing(SlotReader(path, owner)) as reader:
                 for pin in (Pin.BACKUP, Pin.NAMED, Pin.KEEP):  # the sender of this generation sets new pins
                     reader.unpin(pin)
         except (CheckpointError, OSError) as error:  # it is damaged, or was never written: the rank makes a new one
@@ -175,7 +180,11 @@ class JobCheckpoints:
         if not files:
             return []
         with ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), thread_name_prefix="verify") as pool:
-            listings = list(pool.map(lambda path: held(path, verify=verify), files.values()))
+            listings = list(
+                pool.map(
+                    lambda rank, path: held(path, owner=self.place.owner(rank), verify=verify), files, files.values()
+                )
+            )
         return [
             pb.HeldCheckpoint(
                 rank=rank,
@@ -202,8 +211,8 @@ class JobCheckpoints:
             CorruptCheckpoint: the copy is damaged or missing.
             AgentUnreachable, CheckpointError, OSError: the copy cannot be read now, or there is no room.
         """
-        path = own_slots(self.place.shm, shard.rank)
-        fault = _fault(path, shard)
+        path, owner = own_slots(self.place.shm, shard.rank), self.place.owner(shard.rank)
+        fault = _fault(path, owner, shard)
         if not fault:
             return 0
         if shard.tier == pb.HeldCheckpoint.OWN and not shard.address:
@@ -212,7 +221,7 @@ class JobCheckpoints:
             return self.tiers.restore(shard, options, fenced)
         private.make_folder(path.parent)
         file: Literal["own", "backup"] = "own" if shard.tier == pb.HeldCheckpoint.OWN else "backup"
-        with contextlib.closing(SlotFile(path, slots=slots_of(options))) as into:
+        with contextlib.closing(SlotFile(path, slots=slots_of(options), owner=owner)) as into:
             if not shard.address:
                 return copy_slot(
                     backup_slots(self.place.shm, shard.rank), shard.completed_steps, into, saved_ns=shard.saved_ns
@@ -235,14 +244,14 @@ def slots_of(options: pb.CheckpointOptions) -> int:
     return options.slots or 2
 
 
-def _fault(path: Path, shard: pb.ShardSource) -> str:
+def _fault(path: Path, owner: SlotOwner, shard: pb.ShardSource) -> str:
     """Explain why a file does not hold exactly the chosen save with intact contents; empty: the file holds it.
 
     A Stop reports own slots by their headers alone, so this check must pass before a rank restores from such a slot.
     """
     missing = f"{path} does not hold step {shard.completed_steps}, or another save of it"
     try:
-        with contextlib.closing(SlotReader(path)) as reader:
+        with contextlib.closing(SlotReader(path, owner)) as reader:
             header = reader.header(shard.completed_steps)
             if header is None or not same_save(header, shard.saved_ns):
                 return missing

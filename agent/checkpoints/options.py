@@ -16,6 +16,7 @@ from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.rank import environment
 from everstep.slots.format import SlotHeader
+from everstep.slots.owner import SlotOwner
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class Place:
     """Id of the run that saved the copies; empty: not known."""
     version_of: Callable[[int], int] = lambda _: 0
     """Returns the version of the job's code that a generation ran; 0: not known. Called in any thread."""
+
+    def owner(self, rank: int) -> SlotOwner:
+        """Return the owner of the slots of a rank, which own slots and backups must have."""
+        return SlotOwner(self.job, self.run, rank)
 
 
 FetchRange = Callable[[str, str, int, int, memoryview], SlotHeader]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from agent.checkpoints.options import Place
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.format import BACKUP, OWN, SlotHeader
 from everstep.slots.reader import SlotReader
@@ -39,23 +40,24 @@ class SaveWatch:
     again.
 
     Args:
-        shm: The job's folder in shared memory.
+        place: Locations of the job's copies.
         subscribers: Called as ``on_saved(rank, header)``.
         on_held: Called with all steps in a rank's slots, before a new slot of the rank is reported.
     """
 
     def __init__(
-        self, shm: Path, subscribers: Iterable[Saved], *, on_held: Callable[[int, list[int]], None] | None = None
+        self, place: Place, subscribers: Iterable[Saved], *, on_held: Callable[[int, list[int]], None] | None = None
     ) -> None:
-        self.shm = shm
+        self.shm = place.shm
+        self._place = place
         self._subscribers = list(subscribers)
         self._on_held = on_held
         self._readers: dict[int, SlotReader] = {}
         self._seen: dict[int, set[SlotHeader]] = {}
-        self._fifo = _open_fifo(shm / NAME)
+        self._fifo = _open_fifo(place.shm / NAME)
         self._wake_up = WakeUp()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name=f"save watch {shm.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"save watch {place.job}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -85,7 +87,7 @@ class SaveWatch:
             try:
                 reader = self._readers.get(rank)
                 if reader is None:
-                    reader = self._readers[rank] = SlotReader(path)
+                    reader = self._readers[rank] = SlotReader(path, self._place.owner(rank))
                 headers = reader.headers()
             except (OSError, CorruptCheckpoint):  # the file is being made or replaced; Stop reports damaged files
                 continue

@@ -85,6 +85,7 @@ def fork_arguments(
         **dict(record.env),
         **dict(program.env),
         environment.JOB: request.job,
+        environment.RUN: record.run,
         environment.MACHINE: host.machine,
         environment.GENERATION: str(request.generation),
         environment.RESUME_STEP: str(request.resume_step),

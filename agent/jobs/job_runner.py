@@ -15,6 +15,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import structlog
 
@@ -47,6 +48,13 @@ DRAIN_PATIENCE_S = 1.0
 """When a job ends, the agent waits this long until the last step records are on disk, seconds."""
 
 logger = structlog.get_logger()
+
+
+def run_in_memory(shm: Path) -> str:
+    """Return the id of the run whose state is in a job's shared memory; empty: not known."""
+    with contextlib.suppress(OSError):
+        return (shm / RUN).read_text()
+    return ""
 
 
 class JobRunner:

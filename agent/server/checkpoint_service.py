@@ -11,7 +11,7 @@ import structlog
 from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.tiers import storage_check
 from agent.checkpoints.tiers.listing import root_of, unlisted_disk
-from agent.jobs.job_runner import JobRunner
+from agent.jobs.job_runner import JobRunner, run_in_memory
 from agent.jobs.variables import read_variables
 from agent.server.job_registry import Context, JobRegistry, check_job, refusals
 from agent.v1 import agent_pb2 as pb
@@ -38,8 +38,11 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         async with refusals(context):
             check_job(request.job)
             runner = self.jobs.runners.get(request.job)
+            run = run_in_memory(self.host.shm_dir / request.job)
             copies = (
-                runner.checkpoints if runner else JobCheckpoints(self.host.place(request.job), self.host.exchange, 0)
+                runner.checkpoints
+                if runner
+                else JobCheckpoints(self.host.place(request.job, run), self.host.exchange, 0)
             )
             verify = request.verify
             memory, below = await asyncio.gather(

@@ -6,7 +6,6 @@ The rpcs for copies, code and diagnoses are in the other files of this folder.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import threading
@@ -18,7 +17,7 @@ import structlog
 
 import everstep
 from agent.diagnoser.kind import hardware
-from agent.jobs.job_runner import RUN, JobRunner, is_stopped
+from agent.jobs.job_runner import JobRunner, is_stopped, run_in_memory
 from agent.jobs.variables import read_variables
 from agent.launcher.fork_client import ForkServerClient
 from agent.monitor.monitor import MOST_REPORTED, Monitor
@@ -102,9 +101,7 @@ class AgentService(DiagnoseService, CodeService):
     def _rebuild(self, server: ForkServerClient) -> JobRunner:
         """Rebuild a job's record from its fork server, with the running processes and the fence."""
         logger.warning("rebuilding a job's record from its fork server", job=server.job, pid=server.pid)
-        run = ""
-        with contextlib.suppress(OSError):
-            run = (self.host.shm_dir / server.job / RUN).read_text()
+        run = run_in_memory(self.host.shm_dir / server.job)
         record = JobRecord(job=server.job, run=run, boot=boot_id(), prepared=True, fenced=server.table["fenced"])
         runner = self.jobs.runners[server.job] = JobRunner(self.host, record)
         return runner

@@ -18,7 +18,7 @@ from drills.spec.loss import Loss
 from drills.spec.settings import placement_of
 from everstep.errors import ClusterError
 from everstep.model.job import JobSpec
-from everstep.slots.format import PAGE, SLOT, aligned, file_header
+from everstep.slots.format import PAGE, SLOT_BYTES, StoredSlot, file_header, slot_at
 
 Where = Literal["buffer", "backup", "file"]
 
@@ -134,12 +134,10 @@ def flip_in_slot(path: Path, rank: int, step: int) -> Damaged:
         ClusterError: the file has no copy of that step.
     """
     with path.open("r+b", buffering=0) as file:
-        slots, capacity, reason = file_header(file.read(PAGE))
-        for index in range(slots if not reason else 0):
-            at = PAGE + index * (PAGE + capacity)
-            steps, _, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack(os.pread(file.fileno(), SLOT.size, at))
-            if steps == step:
-                middle = at + PAGE + (tensor_bytes or aligned(tensor_bytes) + structure_bytes) // 2
+        for index in range(file_header(file.read(PAGE)).slots):
+            slot = StoredSlot.unpack(os.pread(file.fileno(), SLOT_BYTES, slot_at(index)))
+            if slot.completed_steps == step:
+                middle = slot.at + (slot.tensor_bytes or slot.payload_bytes) // 2
                 return Damaged(path, rank, step, _flip(file.fileno(), middle))
     raise ClusterError(f"{path} has no copy of step {step} of rank {rank}, so nothing can be damaged")
 

@@ -15,7 +15,7 @@ from drills.spec.settings import placement_of
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.shards.folders import step_name
-from everstep.slots.format import PAGE, SAVING, SLOT, backup_slots, file_header, own_slots
+from everstep.slots.format import PAGE, SAVING, SLOT_BYTES, StoredSlot, backup_slots, file_header, own_slots, slot_at
 from everstep.slots.reader import held
 
 
@@ -133,9 +133,8 @@ class StoredCopies:
 
 def _is_being_written(path: Path) -> bool:
     with suppress(OSError), path.open("rb", buffering=0) as file:
-        slots, capacity, reason = file_header(file.read(PAGE))
-        for index in range(slots if not reason else 0):
-            page = os.pread(file.fileno(), SLOT.size, PAGE + index * (PAGE + capacity))
-            if len(page) == SLOT.size and SLOT.unpack(page)[2] == SAVING:
+        for index in range(file_header(file.read(PAGE)).slots):
+            page = os.pread(file.fileno(), SLOT_BYTES, slot_at(index))
+            if len(page) == SLOT_BYTES and StoredSlot.unpack(page).phase == SAVING:
                 return True
     return False

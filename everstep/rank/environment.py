@@ -21,6 +21,8 @@ LOG_FORMAT = "EVERSTEP_LOG_FORMAT"
 
 JOB = "EVERSTEP_JOB"
 """Name of the job of a rank."""
+RUN = "EVERSTEP_RUN"
+"""Id of the run of the job to which a rank belongs; empty: not known."""
 MACHINE = "EVERSTEP_MACHINE"
 """Name of the machine; for agents, and set for ranks."""
 CLUSTER = "EVERSTEP_CLUSTER"

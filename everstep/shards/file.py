@@ -18,8 +18,10 @@ from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.shards.atomic_output import Output, replace_file
 from everstep.shards.manifest import SHARED_BYTES, Manifest, Part, Piece, Summary, data_name, digest_of, manifest_name
 from everstep.shards.safetensors_layout import FileLayout, layout_of, table_of
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, aligned
+from everstep.slots.owner import SlotOwner
 
 CHUNK_BYTES = 4 << 20
 """The most bytes of a file that are in memory at once, apart from the state's structure."""
@@ -36,12 +38,10 @@ does not count yet: if the function raises an error then, the file never counts.
 def write_shard(
     folder: Path,
     *,
-    job: str,
-    rank: int,
+    owner: SlotOwner,
     topology: str,
     header: SlotHeader,
     read: ReadAt,
-    run: str = "",
     code_version: int = 0,
     pace: Pace | None = None,
 ) -> Manifest:
@@ -51,12 +51,10 @@ def write_shard(
 
     Args:
         folder: ``step_folder(root, job, step)``; made when it does not exist.
-        job: Name of the job.
-        rank: The rank whose state is written.
+        owner: The rank whose state is written, in the run that writes it.
         topology: Text of the job's topology, as in ``EVERSTEP_TOPOLOGY``; empty: not known.
         header: The slot's header, from ``SlotReader.header``.
         read: Reads the slot's payload, e.g. ``partial(reader.read_into, header)``.
-        run: Id of the run that writes the file; empty: not known.
         code_version: Number of the version of the job's code that saved the state; 0: not known.
         pace: Called after each piece of at most 4 MiB.
 
@@ -65,23 +63,24 @@ def write_shard(
         CheckpointError: the file cannot be written, or a tensor has an unknown type.
         TopologyError: ``topology`` cannot be read.
     """
-    payload = _Payload(header, read, pace)
+    rank, payload = owner.rank, _Payload(header, read, pace)
     structure = payload.structure()
-    layout = layout_of(table_of(structure), header, job=job, rank=rank, topology=topology)
+    layout = layout_of(table_of(structure), header, job=owner.job, rank=rank, topology=topology)
     with Output(folder / data_name(rank), layout.bytes) as output:
         tensors, padding, pickled = _stream(payload, layout, output)
-        if payload.checksum() != header.checksum or pickled != xxhash.xxh3_64_hexdigest(structure):
+        found = payload.checksum.value(owner, header.completed_steps)
+        if found != header.checksum or pickled != xxhash.xxh3_64_hexdigest(structure):
             raise CorruptCheckpoint(
                 f"the slot of rank {rank} with the state after step {header.completed_steps} was overwritten, or is "
                 "damaged, while it was written to disk"
             )
         manifest = Manifest(
-            job=job,
+            job=owner.job,
             rank=rank,
             step=header.completed_steps,
             generation=header.generation,
             topology=topology,
-            run=run,
+            run=owner.run,
             code_version=code_version,
             saved_ns=header.saved_ns,
             bytes=layout.bytes,
@@ -117,7 +116,7 @@ def restore(
     Args:
         manifest: The manifest of the file.
         read: Reads the file.
-        slot_file: The slot file to write to.
+        slot_file: The slot file to write to. The state becomes that of its owner, also if it is of another job or run.
         fill: Fills a buffer with the tensors of another rank whose manifest of this step has the same digest. Then only
             small tensors and the structure are read from the file.
         newest_generation: The slot gets this generation if the file's generation is higher; None: the file's generation
@@ -149,13 +148,14 @@ def restore(
             done += size
         with payload[aligned(header.tensor_bytes) :] as view:
             read_piece(read, manifest.structure, view, "the structure", pace)
-        slot_file.commit_received(header, xxhash.xxh3_64_intdigest(payload, seed=header.completed_steps))
+        checksum = PayloadChecksum()
+        checksum.update(payload, slot_file.threads)
+        return slot_file.commit_received(header, checksum, origin=manifest.owner)
     except BaseException:
         slot_file.abort()
         raise
     finally:
         payload.release()
-    return header
 
 
 def read_piece(read: ReadAt, piece: Part | Piece, view: memoryview, name: str, pace: Pace | None = None) -> None:
@@ -253,7 +253,8 @@ class _Payload:
         self.end = header.payload_bytes
         self._header, self._read, self._pace = header, read, pace
         self._done = 0
-        self._digest = xxhash.xxh3_64(seed=header.completed_steps)
+        self.checksum = PayloadChecksum()
+        """Checksum of the bytes that were read."""
         self._buffer = memoryview(bytearray(min(CHUNK_BYTES, max(self.end, 1))))
 
     def structure(self) -> bytes:
@@ -269,15 +270,11 @@ class _Payload:
         while self._done < end:
             got = self._some(self._done, self._buffer[: end - self._done])
             piece = self._buffer[:got]
-            self._digest.update(piece)
+            self.checksum.update(piece)
             yield piece
             self._done += got
             if self._pace is not None:
                 self._pace(got)
-
-    def checksum(self) -> int:
-        """Checksum of the bytes that were read."""
-        return self._digest.intdigest()
 
     def _some(self, offset: int, buffer: memoryview) -> int:
         got = self._read(offset, buffer)

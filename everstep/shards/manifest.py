@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.format import SlotHeader
+from everstep.slots.owner import SlotOwner
 
-VERSION = 1
+VERSION = 2
 SHARED_BYTES = 16384
 """Only tensors with at least this many bytes are part of ``Summary.digest``. Data that differs between the ranks of a
 data-parallel group is smaller: states of random number generators (5 KB), positions in the data, batch statistics."""
@@ -115,6 +116,11 @@ class Summary(_Model):
     tensor_bytes: int = Field(ge=0)
     checksum: str = Field(pattern="^[0-9a-f]{16}$")
     """Checksum of the slot's payload, from its header."""
+
+    @property
+    def owner(self) -> SlotOwner:
+        """The rank, job and run that saved the state; the checksum is theirs."""
+        return SlotOwner(self.job, self.run, self.rank)
 
 
 _Summary = TypeVar("_Summary", bound=Summary)

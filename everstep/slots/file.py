@@ -2,9 +2,12 @@
 
 A file in ``/dev/shm`` has N slots, each for the state of the rank after a number of completed steps. A save uses the
 least needed slot. It clears the slot's header first and writes the header last, so that a kill during a save never
-costs an older step. Two slots suffice if training waits for each copy and every step has a collective of all ranks,
-since then no rank is more than one step ahead of another. An overlapped copy needs three slots: after the same
-collective, one rank may have committed a step that another rank has not committed yet.
+costs an older step.
+
+Two slots suffice if training waits for each copy and every step has a collective of all ranks: when a rank begins the
+save of step n, all ranks have committed step n - 1. An overlapped copy needs three slots. After the same collective,
+another rank may still write step n - 1, and its newest step is n - 2. So with three slots or more, a save overwrites
+neither the newest step nor the step before it, whatever is pinned. Every further slot keeps one pinned step.
 
 The agent reads the same file while the rank trains (``SlotReader``). It *pins* the steps that it sends, writes to disk
 or keeps. A save overwrites a pinned slot only if no other slot is left, and never waits for a pin. A received backup is
@@ -16,30 +19,27 @@ a file of the same format.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
-
 from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.format import (
     EMPTY,
     I64,
     MAX_SLOTS,
-    PAGE,
+    PINS_AT,
     SAVED,
     SAVING,
-    SLOT,
-    U64,
-    UNUSED,
     Pin,
     SlotHeader,
+    StoredSlot,
     aligned,
     inspect_slot,
-    pins_of,
 )
 from everstep.slots.mapping import SlotMapping
+from everstep.slots.owner import SlotOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,29 @@ class SlotFile(SlotMapping):
     Args:
         path: The file; the first save makes it if it does not exist.
         slots: Number of slots of a new file, 2 to 64. An existing file keeps its own number.
+        owner: The rank whose states the file has. A file of another owner is refused by ``load``, and replaced by the
+            next save. None: ``SlotOwner.outside_a_job``.
         generation: Generation of the job to which this process belongs.
+        threads: Number of threads that compute a checksum (``hashing_threads``).
 
     Raises:
         CheckpointError: too few or too many slots, or the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, slots: int = 3, generation: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        slots: int = 3,
+        owner: SlotOwner | None = None,
+        generation: int = 0,
+        threads: int = 1,
+    ) -> None:
         if not 2 <= slots <= MAX_SLOTS:
             raise CheckpointError(f"{slots} checkpoint slots: use 2 to {MAX_SLOTS}; with one, a kill loses everything")
-        super().__init__(path, slots)
+        super().__init__(path, slots, owner or SlotOwner.outside_a_job(path))
         self.generation = generation
+        self.threads = threads
         self._saving: tuple[int, int, int] | None = None
 
     # Saving.
@@ -77,32 +89,50 @@ class SlotFile(SlotMapping):
     def begin(self, structure: bytes, tensor_bytes: int) -> int:
         """Start a save: clear the header of the least needed slot, and store the structure in it.
 
-        If the state does not fit, the file is made or grown; committed slots are kept.
+        If there is no file, it is made. If the state does not fit into the slot, the slot grows; others are kept.
 
         Returns:
             Address of ``tensor_bytes`` writable bytes, valid until ``commit``.
 
         Raises:
-            CheckpointError: the file system has no room; the committed slots are untouched.
+            CheckpointError: the file system has no room. The committed slots are untouched; only if another process
+                took the memory while the slot grew, the least needed slot is lost.
         """
-        at = self._claim(tensor_bytes, len(structure), allocate=True)
-        start = at + PAGE + aligned(tensor_bytes)
-        self._mapped()[start : start + len(structure)] = structure
-        return self._base + at + PAGE
+        payload = self._claim(tensor_bytes, len(structure), allocate=True)
+        with payload:
+            payload[aligned(tensor_bytes) :] = structure
+        return self._regions[self._begun()[0]].address
 
-    def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> int:
-        """Clear the header of the least needed slot; returns the slot's position in the file."""
+    def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> memoryview:
+        """Clear the header of the least needed slot; returns the slot's payload."""
         need = aligned(tensor_bytes) + structure_bytes
-        if self._map is None or need > self.capacity:
-            with self._memory:
-                self._grow(need)
-        index = self._least_needed()
+        if not self.is_mapped:
+            self._make()
+        index = least_needed(self._steps, self._pins())
+        if not self._regions[index].fits(need):
+            self._grow(index, need, allocate=allocate)
         if allocate:
-            self._extend(index, PAGE + self.capacity)  # before the slot is changed, since it may raise an error
-        at = self._slot_at(index)
-        self._clear(index, SLOT.pack(EMPTY, self.generation, SAVING, tensor_bytes, structure_bytes, 0, 0))
+            self._extend(index, self._regions[index].room)  # before the slot is changed, since it may raise an error
+        region = self._regions[index]
+        self._store(
+            index,
+            StoredSlot(
+                generation=self.generation,
+                phase=SAVING,
+                tensor_bytes=tensor_bytes,
+                structure_bytes=structure_bytes,
+                at=region.at,
+                room=region.room,
+            ),
+        )
         self._saving = (index, tensor_bytes, structure_bytes)
-        return at
+        return self._payload(index, need)
+
+    def _payload(self, index: int, size: int) -> memoryview:
+        """The first bytes of a slot's region, as a view of the mapping."""
+        memory = self._regions[index].memory
+        assert memory is not None
+        return memoryview(memory)[:size]
 
     def make_present(self, stop: int | None = None) -> None:
         """Allocate the slot of the current save and map its pages, so that its writer waits for no page fault.
@@ -116,13 +146,12 @@ class SlotFile(SlotMapping):
         """
         index, tensor_bytes, structure_bytes = self._begun()
         need = aligned(tensor_bytes) + structure_bytes
-        self._extend(index, PAGE + min(need, need if stop is None else stop), present=True)
+        self._extend(index, min(need, need if stop is None else stop), present=True)
 
     def tensors(self) -> memoryview:
         """The writable tensor bytes of the current save, as a view of the mapping."""
         index, tensor_bytes, _ = self._begun()
-        at = self._slot_at(index) + PAGE
-        return memoryview(self._mapped())[at : at + tensor_bytes]
+        return self._payload(index, tensor_bytes)
 
     def commit(self, completed_steps: int) -> SlotHeader:
         """End the save: compute the checksum and write the header. The number of completed steps is written last.
@@ -133,14 +162,12 @@ class SlotFile(SlotMapping):
         index, tensor_bytes, structure_bytes = self._begun()
         if completed_steps < 0:
             raise CheckpointError(f"cannot save a state after {completed_steps} steps: the count starts at 0")
-        at = self._slot_at(index)
-        with memoryview(self._mapped()) as view:
-            payload = view[at + PAGE : at + PAGE + aligned(tensor_bytes) + structure_bytes]
-            digest = xxhash.xxh3_64(seed=completed_steps)
-            digest.update(payload)  # releases the GIL
-            checksum = digest.intdigest()
-        header = SlotHeader(completed_steps, self.generation, tensor_bytes, structure_bytes, checksum, time.time_ns())
-        self._write_header(index, header)
+        checksum = PayloadChecksum()
+        with self._payload(index, aligned(tensor_bytes) + structure_bytes) as payload:
+            checksum.update(payload, self.threads)
+        value = checksum.value(self.owner, completed_steps)
+        header = SlotHeader(completed_steps, self.generation, tensor_bytes, structure_bytes, value, time.time_ns())
+        self._commit(index, header)
         return header
 
     def abort(self) -> None:
@@ -159,46 +186,50 @@ class SlotFile(SlotMapping):
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        at = self._claim(header.tensor_bytes, header.structure_bytes, allocate=allocate) + PAGE
-        return memoryview(self._mapped())[at : at + header.payload_bytes]
+        return self._claim(header.tensor_bytes, header.structure_bytes, allocate=allocate)
 
-    def commit_received(self, header: SlotHeader, checksum: int) -> None:
-        """Commit the slot that ``receive`` began.
+    def commit_received(
+        self, header: SlotHeader, checksum: PayloadChecksum, *, origin: SlotOwner | None = None
+    ) -> SlotHeader:
+        """Commit the slot that ``receive`` began; returns its header.
 
         Args:
             header: The header of the other file's slot.
             checksum: Checksum of the received payload.
+            origin: The owner of the other file, if it is of another job or run; None: this file's owner.
 
         Raises:
             CorruptCheckpoint: the checksum differs from the header's; the slot stays empty.
         """
         index, _, _ = self._begun()
-        if checksum != header.checksum:
+        origin, steps = origin or self.owner, header.completed_steps
+        if checksum.value(origin, steps) != header.checksum:
             self._saving = None
             raise CorruptCheckpoint(
-                f"the copy of the state after step {header.completed_steps} does not match its checksum"
+                f"the copy of the state after step {steps} does not match its checksum: it is damaged, or it is not "
+                f"the state of {origin}"
             )
-        self._write_header(index, header)
+        ours = replace(header, checksum=checksum.value(self.owner, steps))
+        self._commit(index, ours)
+        return ours
 
-    def _write_header(self, index: int, fields: SlotHeader) -> None:
-        completed_steps = fields.completed_steps
-        for other, steps in enumerate(self._steps):
-            if steps == completed_steps and other != index:  # each step has at most one slot
-                self._forget(other)
-        mapped, at = self._mapped(), self._slot_at(index)
-        header = SLOT.pack(
-            completed_steps,
-            fields.generation,
-            SAVED,
-            fields.tensor_bytes,
-            fields.structure_bytes,
-            fields.checksum,
-            fields.saved_ns,
+    def _commit(self, index: int, header: SlotHeader) -> None:
+        self.forget(header.completed_steps)  # each step has at most one slot
+        region = self._regions[index]
+        self._store(
+            index,
+            StoredSlot(
+                header.completed_steps,
+                header.generation,
+                SAVED,
+                header.tensor_bytes,
+                header.structure_bytes,
+                header.checksum,
+                header.saved_ns,
+                region.at,
+                region.room,
+            ),
         )
-        mapped[at + 8 : at + SLOT.size] = header[8:]
-        U64.pack_into(mapped, at + SLOT.size, xxhash.xxh3_64_intdigest(header))
-        mapped[at : at + I64.size] = header[: I64.size]  # one aligned store, after which the slot counts
-        self._steps[index] = completed_steps
         self._saving = None
 
     def discard_after(self, completed_steps: int) -> None:
@@ -217,26 +248,12 @@ class SlotFile(SlotMapping):
             self._forget(self._steps.index(completed_steps))
 
     def _forget(self, index: int) -> None:
-        self._clear(index, SLOT.pack(EMPTY, 0, UNUSED, 0, 0, 0, 0))
+        region = self._regions[index]
+        self._store(index, StoredSlot(at=region.at, room=region.room))
 
-    def _clear(self, index: int, header: bytes) -> None:
-        """Mark a slot as empty; ``header`` has a step of -1."""
-        # ``pack_into`` would show step 0 for a moment; after a kill at that moment the header would be damaged.
-        mapped, at = self._mapped(), self._slot_at(index)
-        mapped[at : at + I64.size] = header[: I64.size]
-        mapped[at + I64.size : at + SLOT.size] = header[I64.size :]
-        self._steps[index] = EMPTY
-
-    def _least_needed(self) -> int:
-        """The slot for the next save.
-
-        It is an empty slot, otherwise the oldest slot without a pin, otherwise the slot with the lowest ``Pin``. The
-        newest committed step is never overwritten.
-        """
-        pins = {step: pin for pin, step in zip(Pin, pins_of(self._mapped()), strict=True) if step != EMPTY}
-        newest = max(self._steps)
-        free = [index for index, steps in enumerate(self._steps) if steps != newest or steps == EMPTY]
-        return min(free, key=lambda index: (pins.get(self._steps[index], -1), self._steps[index]))
+    def _pins(self) -> dict[Pin, int]:
+        assert self._words is not None
+        return {why: self._words.get(PINS_AT + I64.size * why) for why in Pin}
 
     # Loading.
 
@@ -259,13 +276,11 @@ class SlotFile(SlotMapping):
                     f"{message}; it is damaged: {'; '.join(self._damage)}. Start from an older step"
                 )
             raise CheckpointError(f"{message}. Start from a step that all ranks have, or from the beginning")
-        self._inspect(completed_steps, contents=verify)
-        mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
-        view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
-        _, generation, _, tensor_bytes, structure_bytes, _, _ = SLOT.unpack_from(mapped, at)
-        start = aligned(tensor_bytes)
-        structure = bytes(view[start : start + structure_bytes])
-        return Payload(completed_steps, generation, view[:tensor_bytes], structure)
+        index = self._steps.index(completed_steps)
+        self._require(index, (lambda: self._checksum_of(index, ())) if verify else None)
+        slot = self._stored(index)
+        view, start = self._payload(index, slot.payload_bytes), aligned(slot.tensor_bytes)
+        return Payload(completed_steps, slot.generation, view[: slot.tensor_bytes], bytes(view[start:]))
 
     def verify(self, completed_steps: int, ends: Iterable[int] = ()) -> None:
         """Compare the checksum of a state that was loaded; other threads run meanwhile.
@@ -278,24 +293,26 @@ class SlotFile(SlotMapping):
         Raises:
             CorruptCheckpoint: the checksum differs.
         """
-        self._inspect(completed_steps, contents=True, ends=ends)
+        index = self._steps.index(completed_steps)
+        self._require(index, lambda: self._checksum_of(index, ends))
 
-    def _inspect(self, completed_steps: int, *, contents: bool, ends: Iterable[int] = ()) -> None:
-        mapped, at = self._mapped(), self._slot_at(self._steps.index(completed_steps))
-        view = memoryview(mapped)[at + PAGE : at + PAGE + self.capacity]
-
-        def chunks(count: int) -> Iterator[memoryview]:
-            done = 0
+    def _checksum_of(self, index: int, ends: Iterable[int]) -> int:
+        """The checksum of a slot's payload as it is now."""
+        slot, checksum, done = self._stored(index), PayloadChecksum(), 0
+        with self._payload(index, slot.payload_bytes) as payload:
             for end in ends:
-                if done < end <= count:
-                    yield view[done:end]
+                if done < end <= len(payload):
+                    checksum.update(payload[done:end])
                     done = end
-            yield view[done:count]
+            checksum.update(payload[done:], self.threads)
+        return checksum.value(self.owner, slot.completed_steps)
 
-        info = inspect_slot(mapped[at : at + PAGE], self.capacity, chunks if contents else None)
+    def _require(self, index: int, checksum: Callable[[], int] | None) -> None:
+        """Raise an error if a slot is damaged; None: its contents are not checked."""
+        info = inspect_slot(self._stored(index), self._regions[index].room, checksum)
         if not info.valid:
             raise CorruptCheckpoint(
-                f"{self.path}: the state after step {completed_steps} is damaged: {info.reason}. "
+                f"{self.path}: the state after step {self._steps[index]} is damaged: {info.reason}. "
                 "Start from an older step, or from the beginning"
             )
 
@@ -308,3 +325,20 @@ class SlotFile(SlotMapping):
         if self._saving is None:
             raise CheckpointError(f"{self.path}: no save has begun, call begin() first")
         return self._saving
+
+
+def least_needed(steps: Sequence[int], pins: Mapping[Pin, int]) -> int:
+    """The index of the slot for the next save.
+
+    It is an empty slot, otherwise the oldest slot without a pin, otherwise the slot with the lowest ``Pin``. The newest
+    step is never overwritten. With three slots or more, neither is the step before it, which may be the newest step of
+    a rank that lags.
+
+    Args:
+        steps: The step of each slot; -1: it is empty.
+        pins: The pinned steps; -1: none.
+    """
+    kept = sorted((step for step in steps if step != EMPTY), reverse=True)[: 1 if len(steps) < 3 else 2]
+    strength = {step: why for why, step in sorted(pins.items()) if step != EMPTY}
+    free = [index for index, step in enumerate(steps) if step not in kept]
+    return min(free, key=lambda index: (strength.get(steps[index], -1), steps[index]))

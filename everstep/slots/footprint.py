@@ -30,7 +30,7 @@ class Footprint:
 
 
 def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Footprint:
-    """The footprint of a job on a machine.
+    """The footprint of a job on a machine. Files that grow up to it need no memory beyond it.
 
     Args:
         state_bytes: Size of the state of one rank, bytes.

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from everstep.errors import CorruptCheckpoint
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.format import (
-    CHUNK,
     EMPTY,
     I64,
     PAGE,
     PINS_AT,
-    SAVED,
-    SLOT,
-    U64,
+    SLOT_BYTES,
+    FileHeader,
     Pin,
     SlotHeader,
     SlotInfo,
+    StoredSlot,
     file_header,
     inspect_slot,
-    pins_of,
+    slot_at,
 )
+from everstep.slots.owner import SlotOwner
 from everstep.system import private_files as private
+from everstep.system.shared_words import SharedWords
 
+CHUNK = 1 << 20
 READS = 3
 """Number of tries to read a slot that changes meanwhile."""
 
@@ -36,23 +37,36 @@ class SlotReader:
     """The agent's access to a checkpoint file. It reads with ``pread``, so that a truncation is not a SIGBUS.
 
     The rank may write to the file meanwhile. So the reader of a payload has to compare the slot's header before and
-    after, or the checksum of the payload. When the file is replaced by a larger one, the new file is opened.
+    after, or the checksum of the payload. When the file is replaced, the new file is opened. Only the first page is
+    mapped, so that a pin is one store.
+
+    Args:
+        path: The file.
+        owner: The rank whose states the file must have; None: any rank, for tools.
 
     Raises:
         FileNotFoundError: there is no file yet.
-        CorruptCheckpoint: the file's header is damaged.
+        CorruptCheckpoint: the file's header is damaged, or the file has another owner.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: SlotOwner | None = None) -> None:
         self.path = path
+        self._expected = owner
         self._descriptor = -1
-        self._slots = self._capacity = 0
+        self._page: mmap.mmap | None = None
+        self._words: SharedWords | None = None
+        self._header: FileHeader
         self._open()
+
+    @property
+    def owner(self) -> SlotOwner:
+        """The rank whose states the file has."""
+        return self._header.owner
 
     def headers(self) -> list[SlotHeader]:
         """The headers of the committed slots, oldest step first; damaged headers are left out."""
         self._follow()
-        headers = [self._header(index) for index in range(self._slots)]
+        headers = [self._stored(index).header() for index in range(self._header.slots)]
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
     def header(self, completed_steps: int) -> SlotHeader | None:
@@ -73,42 +87,48 @@ class SlotReader:
 
     def intact(self, header: SlotHeader) -> bool:
         """Whether a slot still has the state of a header, and contents that match its checksum."""
-        digest, done, buffer = xxhash.xxh3_64(seed=header.completed_steps), 0, memoryview(bytearray(CHUNK))
+        checksum, done, buffer = PayloadChecksum(), 0, memoryview(bytearray(CHUNK))
         while count := self.read_into(header, done, buffer):
-            digest.update(buffer[:count])
+            checksum.update(buffer[:count])
             done += count
-        return digest.intdigest() == header.checksum and self.header(header.completed_steps) == header
+        value = checksum.value(self.owner, header.completed_steps)
+        return value == header.checksum and self.header(header.completed_steps) == header
 
     def pin(self, why: Pin, completed_steps: int) -> bool:
-        """Pin a step, so that the rank does not overwrite it; returns whether the file still has the step."""
-        self._follow()
-        os.pwrite(self._descriptor, I64.pack(completed_steps), PINS_AT + I64.size * why)
+        """Pin a step, so that the rank does not overwrite it; returns whether the file still has the step.
+
+        Raises:
+            CorruptCheckpoint: the file was truncated.
+        """
+        self._pins().set(PINS_AT + I64.size * why, completed_steps)
         return self.header(completed_steps) is not None
 
     def unpin(self, why: Pin) -> None:
         """Remove a pin."""
-        self._follow()
-        os.pwrite(self._descriptor, I64.pack(EMPTY), PINS_AT + I64.size * why)
+        self._pins().set(PINS_AT + I64.size * why, EMPTY)
 
     def pinned(self, why: Pin) -> int:
         """The step that is pinned; -1: none."""
-        self._follow()
-        return pins_of(os.pread(self._descriptor, PAGE, 0))[why]
+        return self._pins().get(PINS_AT + I64.size * why)
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
+        if self._words is not None and self._page is not None:
+            self._words.release()
+            self._page.close()
             os.close(self._descriptor)
-        self._descriptor = -1
+        self._words, self._page, self._descriptor = None, None, -1
 
     def _open(self) -> None:
         descriptor = private.open_file(self.path, os.O_RDWR)
-        slots, capacity, reason = file_header(os.pread(descriptor, PAGE, 0))
-        if reason:
+        header = file_header(os.pread(descriptor, PAGE, 0), self._expected)
+        if header.problem:
             os.close(descriptor)
-            raise CorruptCheckpoint(f"{self.path}: {reason}")
+            raise CorruptCheckpoint(f"{self.path}: {header.problem}")
         self.close()
-        self._descriptor, self._slots, self._capacity = descriptor, slots, capacity
+        self._descriptor, self._header = descriptor, header
+        self._page = mmap.mmap(descriptor, PAGE)
+        self._words = SharedWords(self._page)
 
     def _follow(self) -> None:
         """Open the file again, if it was replaced."""
@@ -117,62 +137,69 @@ class SlotReader:
             if (now.st_ino, now.st_dev) != (mine.st_ino, mine.st_dev):
                 self._open()
 
+    def _pins(self) -> SharedWords:
+        self._follow()
+        assert self._words is not None
+        if os.fstat(self._descriptor).st_size < PAGE:  # access to the mapping would be a SIGBUS
+            raise CorruptCheckpoint(f"{self.path} was truncated")
+        return self._words
+
     def _find(self, header: SlotHeader, offset: int) -> int:
         """Position in the file of a byte of a slot's payload; 0: the slot was overwritten."""
-        for index in range(self._slots):
-            if self._header(index) == header:
-                return PAGE + index * (PAGE + self._capacity) + PAGE + offset
+        for index in range(self._header.slots):
+            slot = self._stored(index)
+            if slot.header() == header:
+                return slot.at + offset
         return 0
 
-    def _header(self, index: int) -> SlotHeader | None:
-        page = os.pread(self._descriptor, SLOT.size + 8, PAGE + index * (PAGE + self._capacity))
-        if len(page) < SLOT.size + 8:
-            return None
-        steps, generation, phase, tensor_bytes, structure_bytes, checksum, saved_ns = SLOT.unpack_from(page)
-        intact = U64.unpack_from(page, SLOT.size)[0] == xxhash.xxh3_64_intdigest(page[: SLOT.size])
-        if steps < 0 or phase != SAVED or not intact:
-            return None
-        return SlotHeader(steps, generation, tensor_bytes, structure_bytes, checksum, saved_ns)
+    def _stored(self, index: int) -> StoredSlot:
+        page = os.pread(self._descriptor, SLOT_BYTES, slot_at(index))
+        return StoredSlot.unpack(page) if len(page) == SLOT_BYTES else StoredSlot()
 
 
-def held(path: Path, *, verify: bool = True) -> list[SlotInfo]:
+def held(path: Path, *, owner: SlotOwner | None = None, verify: bool = True) -> list[SlotInfo]:
     """The slots of a checkpoint file. A damaged slot is listed with its reason; it raises no error.
 
     A missing file has no slots.
 
     Args:
         path: The file.
+        owner: The rank whose states the file must have; None: any rank, for tools.
         verify: True: read all data and compare checksums. False: check only headers and lengths.
     """
     try:
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            slots, capacity, reason = file_header(file.read(PAGE))
-            if reason:
-                return [SlotInfo(EMPTY, 0, 0, False, reason)]
-            starts = [PAGE + index * (PAGE + capacity) for index in range(slots)]
-            return [_held_slot(file.fileno(), at, capacity, size, verify) for at in starts]
+            header = file_header(file.read(PAGE), owner)
+            if header.problem:
+                return [SlotInfo(EMPTY, 0, 0, False, header.problem)]
+            return [_held_slot(file.fileno(), index, header.owner, verify) for index in range(header.slots)]
     except FileNotFoundError:
         return []
     except OSError as error:
         return [SlotInfo(EMPTY, 0, 0, False, f"{path} cannot be read: {error}")]
 
 
-def _held_slot(descriptor: int, at: int, capacity: int, size: int, verify: bool) -> SlotInfo:
+def _held_slot(descriptor: int, index: int, owner: SlotOwner, verify: bool) -> SlotInfo:
     """Check one slot, chunk by chunk, so that a checkpoint of many GB needs little memory."""
 
-    def chunks(count: int) -> Iterator[memoryview]:
-        buffer, done = memoryview(bytearray(min(count, CHUNK))), 0
-        while done < count and (got := os.preadv(descriptor, [buffer[: count - done]], at + PAGE + done)):
-            yield buffer[:got]
+    def checksum() -> int:
+        found, done, buffer = PayloadChecksum(), 0, memoryview(bytearray(min(slot.payload_bytes, CHUNK)))
+        while done < slot.payload_bytes:
+            got = os.preadv(descriptor, [buffer[: slot.payload_bytes - done]], slot.at + done)
+            if not got:
+                break
+            found.update(buffer[:got])
             done += got
+        return found.value(owner, slot.completed_steps)
 
     for _ in range(READS):
-        page = os.pread(descriptor, PAGE, at)
-        if len(page) < PAGE:
+        page = os.pread(descriptor, SLOT_BYTES, slot_at(index))
+        size = os.fstat(descriptor).st_size
+        if len(page) < SLOT_BYTES:
             return SlotInfo(EMPTY, 0, 0, False, f"the file ends at byte {size}, before this slot's header")
-        slot = inspect_slot(page, min(capacity, max(0, size - at - PAGE)), chunks if verify else None)
-        if slot.valid or os.pread(descriptor, PAGE, at) == page:
+        slot = StoredSlot.unpack(page)
+        info = inspect_slot(slot, min(slot.room, size - slot.at), checksum if verify else None)
+        if info.valid or os.pread(descriptor, SLOT_BYTES, slot_at(index)) == page:
             break
         # The rank saved into the slot meanwhile, so a wrong checksum does not mean damage.
-    return slot
+    return info

@@ -19,7 +19,9 @@ from everstep.errors import ConfigError
 from everstep.model.topology import Coordinate, Topology
 from everstep.rank import environment
 from everstep.rank.step_reports import Flops, ReportFile
+from everstep.slots.checksum import hashing_threads
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import from_environment, origin_of
@@ -90,7 +92,9 @@ class Run:
         file = SlotFile(
             Path(name),
             slots=from_environment(environment.CHECKPOINT_SLOTS, 3),  # agents always set it
+            owner=SlotOwner(os.environ.get(environment.JOB, ""), os.environ.get(environment.RUN, ""), self.rank),
             generation=from_environment(environment.GENERATION, 0),
+            threads=hashing_threads(self.topology.ranks_per_machine),
         )
         # With two slots, a rank that is a step ahead could overwrite the last step that all other ranks have saved.
         overlap = from_environment(environment.CHECKPOINT_OVERLAP, 1) != 0 and file.slots > 2

@@ -68,7 +68,7 @@ class Job:
             header = reader.header(step)
             assert header is not None
             read = partial(reader.read_into, header)
-            write_shard(folder, job="job", rank=rank, topology=self.topology, header=header, read=read)
+            write_shard(folder, owner=reader.owner, topology=self.topology, header=header, read=read)
             reader.close()
         return folder
 

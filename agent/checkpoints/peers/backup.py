@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
-import xxhash
 
 from agent.checkpoints.options import abandoned
 from agent.checkpoints.peers.copy_requests import Offer
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import BackupRefused, CheckpointError
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
-from everstep.slots.format import SlotHeader, file_bytes
+from everstep.slots.format import SlotHeader
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
 
 logger = structlog.get_logger()
@@ -24,8 +25,9 @@ logger = structlog.get_logger()
 class Backup:
     """A backup file and the transfer that fills it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: SlotOwner) -> None:
         self.path = path
+        self.owner = owner
         self.turn = threading.Lock()
         """Locked by the connection that fills the file, and while the file is cleared."""
         self.generation = max((header.generation for header in self.headers()), default=0)
@@ -36,7 +38,7 @@ class Backup:
         """Header of the slot that has arrived in part, in ``view``; None: there is no such slot."""
         self.view = memoryview(b"")
         self.done = 0
-        self.digest = xxhash.xxh3_64()
+        self.checksum = PayloadChecksum()
         self._mapped = (0, 0)
 
     def opened(self, slots: int) -> SlotFile:
@@ -45,11 +47,11 @@ class Backup:
         A file that another program truncated or removed is opened again, because a write beyond its end would kill the
         agent.
         """
-        if self.file and self.file.region[1] and self._identity() != self._mapped:
+        if self.file and self.file.is_mapped and self._identity() != self._mapped:
             logger.warning("a backup was changed from outside", path=str(self.path))
             self.close()
         if self.file is None:
-            self.file = SlotFile(self.path, slots=slots)
+            self.file = SlotFile(self.path, slots=slots, owner=self.owner)
             self._mapped = self._identity()
         return self.file
 
@@ -58,7 +60,7 @@ class Backup:
         self.view = self.opened(slots).receive(header)
         self._mapped = self._identity()  # the file may have grown
         self.header, self.done = header, 0
-        self.digest = xxhash.xxh3_64(seed=header.completed_steps)
+        self.checksum = PayloadChecksum()
 
     def _identity(self) -> tuple[int, int]:
         """Return inode number and size of the file; 0, 0: there is none."""
@@ -71,7 +73,7 @@ class Backup:
     def headers(self) -> list[SlotHeader]:
         """Return the headers of the held slots, oldest first."""
         try:
-            reader = SlotReader(self.path)
+            reader = SlotReader(self.path, self.owner)
         except (OSError, CheckpointError):
             return []
         with contextlib.closing(reader):
@@ -138,8 +140,7 @@ class Transfer:
 
     def _lacks(self) -> int:
         """Return the number of bytes that must still be allocated for the file."""
-        file, need = self._backup.opened(self._offer.slots), self.header.payload_bytes
-        return file.missing if need <= file.capacity else file_bytes(need, self._offer.slots)
+        return self._backup.opened(self._offer.slots).missing(self.header.payload_bytes)
 
     def begin(self) -> None:
         """Make room, unless a part of the slot was received already.
@@ -169,7 +170,7 @@ class Transfer:
     def arrived(self, count: int) -> None:
         """Record that ``count`` more bytes were received."""
         backup = self._backup
-        backup.digest.update(backup.view[backup.done : backup.done + count])
+        backup.checksum.update(backup.view[backup.done : backup.done + count])
         backup.done += count
 
     def give_up(self) -> None:
@@ -187,6 +188,6 @@ class Transfer:
         try:
             with self._fence.unfenced(self._offer.generation):
                 assert backup.file
-                backup.file.commit_received(self.header, backup.digest.intdigest())
+                backup.file.commit_received(self.header, backup.checksum)
         finally:
             backup.give_up()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -24,6 +24,7 @@ from agent.checkpoints.save_watch import backup_files
 from everstep.base.text import size_text
 from everstep.errors import BackupRefused, ConfigError, Fenced
 from everstep.slots.format import SlotHeader, backup_slots
+from everstep.slots.owner import SlotOwner
 from everstep.system import private_files as private
 from everstep.system.memory import free, memory_available
 
@@ -34,10 +35,17 @@ logger = structlog.get_logger()
 
 
 class PeerBackups:
-    """All backups that a machine holds for one job; thread-safe."""
+    """All backups that a machine holds for one job; thread-safe.
 
-    def __init__(self, shm: Path, fenced: int = 0) -> None:
+    Args:
+        shm: The job's folder in shared memory.
+        owner: Returns the owner that the slots of a rank must have.
+        fenced: The newest generation that was stopped.
+    """
+
+    def __init__(self, shm: Path, owner: Callable[[int], SlotOwner], fenced: int = 0) -> None:
         self.shm = shm
+        self.owner = owner
         self._lock = threading.Lock()
         self._fenced = fenced
         self._launched = 0
@@ -203,5 +211,5 @@ class PeerBackups:
     def _backup(self, rank: int) -> Backup:
         with self._lock:
             if rank not in self._backups:
-                self._backups[rank] = Backup(backup_slots(self.shm, rank))
+                self._backups[rank] = Backup(backup_slots(self.shm, rank), self.owner(rank))
             return self._backups[rank]

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -135,7 +134,7 @@ class DataPort:
                 case Offer() as offer:
                     receive_offer(wire, offer, copies)
                 case Request() as get:
-                    send_copy(wire, get, copies.shm)
+                    send_copy(wire, get, copies)
             wire.set_patience(IDLE_S)
             request = wire.receive()
 
@@ -171,11 +170,11 @@ def _fill(wire: Wire, transfer: Transfer) -> bool:
     return True
 
 
-def send_copy(wire: Wire, request: Request, shm: Path) -> None:
+def send_copy(wire: Wire, request: Request, copies: PeerBackups) -> None:
     """Handle a GET on the sender's side: send the header, then the payload, which the receiver verifies."""
-    path = (own_slots if request.file == "own" else backup_slots)(shm, request.rank)
+    path = (own_slots if request.file == "own" else backup_slots)(copies.shm, request.rank)
     try:
-        reader = SlotReader(path)
+        reader = SlotReader(path, copies.owner(request.rank))
     except (OSError, CorruptCheckpoint) as error:
         wire.send({"gone": f"{path.name} cannot be read: {error}"})
         return

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import xxhash
-
 from agent.checkpoints.peers.copy_requests import Request, as_header
 from agent.checkpoints.peers.prefault import Prefault
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint, WireError
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, same_save
 from everstep.slots.reader import SlotReader
@@ -36,7 +35,8 @@ def fetch_slot(
         rank: Rank that saved the state.
         step: Completed steps of the state.
         file: Kind of the file at the other agent: its rank's own file, or a backup.
-        into: File of this machine. Until the copy is verified, only its least needed slot is changed.
+        into: File of this machine for the states of that rank. Until the copy is verified, only its least needed slot
+            is changed.
         saved_ns: Time of the save, nanoseconds; 0: any save of the step is accepted.
 
     Returns:
@@ -78,7 +78,7 @@ class _Part:
         self._header: SlotHeader | None = None
         self._view = memoryview(b"")
         self._ahead: Prefault | None = None
-        self._digest = xxhash.xxh3_64()
+        self._checksum = PayloadChecksum()
         self.done = 0
 
     def receive_from(self, wire: Wire, request: Request) -> None:
@@ -91,12 +91,12 @@ class _Part:
             self._let_go()  # from an attempt that ended before its first byte
             self._view = self._into.receive(header, allocate=False)
             self._ahead = Prefault(self._into, header.payload_bytes)
-            self._header, self._digest = header, xxhash.xxh3_64(seed=header.completed_steps)
+            self._header, self._checksum = header, PayloadChecksum()
         while room := self._view[self.done :]:
             count = wire.receive_chunk(room, self._reach)
             if count == 0:
                 raise CorruptCheckpoint(f"step {request.step} of rank {request.rank} was overwritten while it was sent")
-            self._digest.update(room[:count])
+            self._checksum.update(room[:count])
             self.done += count
 
     def _reach(self, length: int) -> None:
@@ -106,7 +106,7 @@ class _Part:
     def commit(self) -> int:
         assert self._header
         self._let_go()
-        self._into.commit_received(self._header, self._digest.intdigest())
+        self._into.commit_received(self._header, self._checksum)
         return self.done
 
     def give_up(self) -> None:
@@ -130,7 +130,7 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         CheckpointError: there is no room on this machine.
     """
     try:
-        reader = SlotReader(path)
+        reader = SlotReader(path, into.owner)
     except OSError as error:
         raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
     with contextlib.closing(reader):
@@ -138,16 +138,16 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         if header is None:
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
         check_save(header, saved_ns, str(path))
-        view, done, digest = into.receive(header, allocate=False), 0, xxhash.xxh3_64(seed=step)
+        view, done, checksum = into.receive(header, allocate=False), 0, PayloadChecksum()
         with view, contextlib.closing(Prefault(into, header.payload_bytes)) as ahead:
             while room := view[done : done + PIECE]:
                 ahead.reach(done + len(room))
                 count = reader.read_into(header, done, room)
                 if count == 0:
                     break
-                digest.update(room[:count])
+                checksum.update(room[:count])
                 done += count
-        into.commit_received(header, digest.intdigest())
+        into.commit_received(header, checksum)
         return done
 
 

@@ -75,8 +75,8 @@ class OwnSlots:
 def on_own_file(place: Place, rank: int, act: Callable[[SlotReader], None]) -> None:
     """Call ``act`` with a reader of a rank's own slots; does nothing if the file is missing or being replaced."""
     try:
-        reader = SlotReader(own_slots(place.shm, rank))
+        reader = SlotReader(own_slots(place.shm, rank), place.owner(rank))
     except (OSError, CorruptCheckpoint):
         return
-    with contextlib.closing(reader), contextlib.suppress(OSError):
+    with contextlib.closing(reader), contextlib.suppress(OSError, CorruptCheckpoint):
         act(reader)

@@ -208,7 +208,7 @@ class PeerSender:
         with contextlib.suppress(OSError, CorruptCheckpoint):  # nothing is saved yet, or the file is replaced
             reader = self._readers.get(rank)
             if reader is None:
-                reader = self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
+                reader = self._readers[rank] = SlotReader(own_slots(self._place.shm, rank), self._place.owner(rank))
             headers = [header for header in reader.headers() if (rank, header) not in self._spoiled]
             return {header.completed_steps: header for header in headers}
         return {}

@@ -156,7 +156,7 @@ class DiskWriter:
         assert self._launch
         try:
             if rank not in self._readers:
-                self._readers[rank] = SlotReader(own_slots(self._place.shm, rank))
+                self._readers[rank] = self._reader(rank)
             headers = self._readers[rank].headers()
         except (OSError, CorruptCheckpoint):  # the file is missing or being replaced; Stop reports damaged files
             headers = []
@@ -225,6 +225,9 @@ class DiskWriter:
         for rank in self._held:
             self._unpin(rank)
 
+    def _reader(self, rank: int) -> SlotReader:
+        return SlotReader(own_slots(self._place.shm, rank), self._place.owner(rank))
+
     def _pin(self, rank: int, step: int) -> bool:
         with contextlib.suppress(OSError, CorruptCheckpoint):
             return self._readers[rank].pin(Pin.DISK, step)
@@ -269,14 +272,12 @@ class DiskWriter:
         if not root.is_dir():
             return f"{root} does not exist on {self._place.machine}: make it, or mount it"
         try:
-            reader = SlotReader(own_slots(self._place.shm, rank))
+            reader = self._reader(rank)
             try:
                 write_shard(
                     step_folder(root, self._place.job, header.completed_steps),
-                    job=self._place.job,
-                    rank=rank,
+                    owner=reader.owner,
                     topology=launch.topology,
-                    run=launch.run,
                     code_version=self._place.version_of(header.generation),
                     header=header,
                     read=partial(reader.read_into, header),

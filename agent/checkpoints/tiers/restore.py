@@ -59,7 +59,8 @@ def restore_shard(
                 f"the copy of rank {rank} at step {step} holds the state after step {manifest.step}"
             )
         check_save(manifest.slot_header(), shard.saved_ns, f"the file of rank {rank} on {shard.machine}")
-        with contextlib.closing(SlotFile(own_slots(place.shm, rank), slots=options.slots or 2)) as slots:
+        file = SlotFile(own_slots(place.shm, rank), slots=options.slots or 2, owner=place.owner(rank))
+        with contextlib.closing(file) as slots:
             restore(manifest, read, slots, fill=fill, newest_generation=fenced)
     return manifest.slot_header().payload_bytes
 

@@ -8,24 +8,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import xxhash
 
 from agent.v1 import agent_pb2 as pb
 from everstep.slots.file import SlotFile
-from everstep.slots.format import (
-    EMPTY,
-    FILE,
-    MAGIC,
-    PAGE,
-    PINS,
-    PINS_AT,
-    SAVED,
-    SLOT,
-    U64,
-    VERSION,
-    Pin,
-    capacity_for,
-)
+from everstep.slots.format import SAVED, StoredSlot, capacity_for, file_bytes, pack_file, slot_at
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import held
 from tests.agent.agents import Job, RunningAgent
 
@@ -49,19 +36,22 @@ async def job(agent: RunningAgent) -> AsyncIterator[Job]:
     await found.release()
 
 
+def owner(job: str, rank: int) -> SlotOwner:
+    return SlotOwner(job, "", rank)
+
+
 def hollow(path: Path, state: int, steps: range) -> None:
-    """Write a sparse checkpoint file of full size: only headers take memory, and payloads read as zeros."""
-    capacity = capacity_for(state)
-    with path.open("wb") as file:
-        file.truncate(PAGE + len(steps) * (PAGE + capacity))
-        header = FILE.pack(MAGIC, VERSION, len(steps), capacity)
-        pins = PINS.pack(*[EMPTY] * len(Pin))
-        file.write(header + U64.pack(xxhash.xxh3_64_intdigest(header)))
-        os.pwrite(file.fileno(), pins, PINS_AT)
+    """Write a sparse checkpoint file of full size: only headers take memory, and payloads read as zeros.
+
+    The folder has the name of the job.
+    """
+    room = capacity_for(state)
+    with path.open("wb", buffering=0) as file:
+        file.truncate(file_bytes(state, len(steps)))
+        file.write(pack_file(len(steps), owner(path.parent.name, SlotOwner.outside_a_job(path).rank)))
         for index, step in enumerate(steps):
-            slot = SLOT.pack(step, 1, SAVED, state, 0, 4711, step)
-            at = PAGE + index * (PAGE + capacity)
-            os.pwrite(file.fileno(), slot + U64.pack(xxhash.xxh3_64_intdigest(slot)), at)
+            slot = StoredSlot(step, 1, SAVED, state, 0, 4711, step, slot_at(len(steps)) + index * room, room)
+            os.pwrite(file.fileno(), slot.pack(), slot_at(index))
 
 
 def bytes_read(agent: RunningAgent) -> int:
@@ -104,9 +94,9 @@ async def test_a_damaged_header_is_named_without_reading_the_payload(agent: Runn
     path = agent.shm / job.name / "checkpoint-0"
     hollow(path, STATE, range(20, 20 + SLOTS))
     with path.open("r+b", buffering=0) as file:
-        at = PAGE + 2 * (PAGE + capacity_for(STATE))
+        at = slot_at(2)
         os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, at + 24)[0] ^ 1]), at + 24)
-        os.truncate(path, PAGE + 3 * (PAGE + capacity_for(STATE)) + PAGE + STATE // 2)
+        os.truncate(path, slot_at(SLOTS) + 3 * capacity_for(STATE) + STATE // 2)
 
     found = {one.completed_steps: one for one in await stop(job, verify_bytes=0)}
 
@@ -138,14 +128,14 @@ async def test_a_restore_of_all_ranks_reads_only_the_chosen_step(agent: RunningA
     for rank in (0, 1):
         path = agent.shm / job.name / f"checkpoint-{rank}"
         path.unlink(missing_ok=True)
-        file = SlotFile(path, slots=SLOTS, generation=1)
+        file = SlotFile(path, slots=SLOTS, owner=owner(job.name, rank), generation=1)
         for step in range(20, 20 + SLOTS):
             file.begin(b"tree", size)
             with file.tensors() as view:
                 view[:8] = step.to_bytes(8, "little")
             file.commit(step)
         file.close()
-    at = PAGE + 1 * (PAGE + capacity_for(size + 4)) + PAGE + size // 2
+    at = slot_at(SLOTS) + capacity_for(size + 4) + size // 2
     with (agent.shm / job.name / "checkpoint-1").open("r+b", buffering=0) as damaged:
         os.pwrite(damaged.fileno(), b"\1", at)
     before = bytes_read(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from everstep.shards.file import open_shard, restore, write_shard
 from everstep.shards.folders import step_folder
 from everstep.shards.manifest import Manifest, read_manifest
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader, aligned
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
 from everstep.slots.tensor_table import TensorSpec, pack_table
 
@@ -53,18 +56,23 @@ class Slot:
         self.header: SlotHeader = file.commit(step)
         file.close()
         self.reader = SlotReader(path)
-        self.read = partial(self.reader.read_into, self.header)
 
     def payload(self) -> bytes:
         found = bytearray(self.header.payload_bytes)
         assert self.reader.read_into(self.header, 0, memoryview(found)) == len(found)
         return bytes(found)
 
-    def write(self, root: Path, rank: int = 0, topology: str = "1,1,1,1,pp-dp-tp", **options: Any) -> Manifest:
+    def write(
+        self, root: Path, rank: int = 0, topology: str = "1,1,1,1,pp-dp-tp", *, run: str = "", **options: Any
+    ) -> Manifest:
+        """Write the state to disk as that of any rank."""
         folder = step_folder(root, "job", self.step)
-        return write_shard(
-            folder, job="job", rank=rank, topology=topology, header=self.header, read=self.read, **options
-        )
+        owner = SlotOwner("job", run, rank)
+        checksum = PayloadChecksum()
+        checksum.update(self.payload())
+        header = replace(self.header, checksum=checksum.value(owner, self.step))
+        read = partial(self.reader.read_into, self.header)
+        return write_shard(folder, owner=owner, topology=topology, header=header, read=read, **options)
 
 
 def floats(count: int, seed: int = 0) -> bytes:

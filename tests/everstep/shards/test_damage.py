@@ -25,6 +25,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader, held
 from everstep.slots.tensor_table import TensorSpec, pack_table, split
 from tests.everstep.shards.states import STATE, Slot, names, rank_of_a_group, restore_shard
+from tests.everstep.slots.saved import payload_at
 
 
 @pytest.fixture
@@ -40,15 +41,14 @@ def test_a_slot_that_is_overwritten_meanwhile_never_becomes_a_file(slot: Slot, t
         reads += 1
         if reads == 3:  # the structure and the first tensor were read
             with slot.path.open("r+b") as file:
-                file.seek(4096 + 4096 + 25600)
+                file.seek(payload_at(slot.path, 7) + 25600)
                 file.write(b"\xff")
         return slot.reader.read_into(slot.header, offset, buffer)
 
     with pytest.raises(CorruptCheckpoint, match="state after step 7 was overwritten"):
         write_shard(
             step_folder(tmp_path, "job", 7),
-            job="job",
-            rank=0,
+            owner=slot.reader.owner,
             topology="",
             header=slot.header,
             read=read,
@@ -60,8 +60,7 @@ def test_a_slot_that_was_overwritten_with_another_step_is_refused(slot: Slot, tm
     with pytest.raises(CorruptCheckpoint, match="state after step 7 was overwritten"):
         write_shard(
             step_folder(tmp_path, "job", 7),
-            job="job",
-            rank=0,
+            owner=slot.reader.owner,
             topology="",
             header=slot.header,
             read=lambda _offset, _buffer: 0,
@@ -290,8 +289,7 @@ def test_an_invalid_table_of_tensors_is_refused(tmp_path: Path, change: Callable
     with pytest.raises(CheckpointError):
         write_shard(
             step_folder(tmp_path, "job", 7),
-            job="job",
-            rank=0,
+            owner=reader.owner,
             topology="",
             header=header,
             read=partial(reader.read_into, header),

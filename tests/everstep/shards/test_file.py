@@ -21,6 +21,7 @@ from everstep.shards.folders import held_on_disk, step_folder
 from everstep.shards.manifest import read_manifest
 from everstep.slots.file import SlotFile
 from everstep.slots.format import aligned
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader, held
 from everstep.slots.tensor_table import TensorSpec, pack_table
 from tests.everstep.shards.states import DTYPES, STATE, Slot, Tensors, floats, rank_of_a_group, restore_shard
@@ -103,7 +104,7 @@ def test_the_files_of_all_ranks_are_one_checkpoint_for_torch(tmp_path: Path) -> 
             known = {"model.w": (7, 10), "model.c": (7,)}[name]
             specs.append(TensorSpec(name, dtype, shape, offset, len(data), "cpu", known, place))
             tensors.append(data)
-        file = SlotFile(tmp_path / f"c-{rank}", slots=2)
+        file = SlotFile(tmp_path / f"c-{rank}", slots=2, owner=SlotOwner("job", "", rank))
         end = specs[-1].offset + aligned(specs[-1].nbytes)
         file.begin(pack_table(specs), end)
         with file.tensors() as view:
@@ -114,8 +115,7 @@ def test_the_files_of_all_ranks_are_one_checkpoint_for_torch(tmp_path: Path) -> 
         folder = step_folder(tmp_path, "job", 7)
         write_shard(
             folder,
-            job="job",
-            rank=rank,
+            owner=file.owner,
             topology="3,1,1,1,pp-dp-tp",
             header=header,
             read=partial(reader.read_into, header),
@@ -186,7 +186,10 @@ def test_writing_takes_little_memory(tmp_path: Path) -> None:
     moved: list[int] = []
     tracemalloc.start()
     try:
-        slot.write(tmp_path, pace=moved.append)
+        owner, read = slot.reader.owner, partial(slot.reader.read_into, slot.header)
+        write_shard(
+            step_folder(tmp_path, "job", 7), owner=owner, topology="", header=slot.header, read=read, pace=moved.append
+        )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from pathlib import Path
 
 from everstep.slots.file import SlotFile
-from everstep.slots.reader import held
+from everstep.slots.format import PAGE, Pin, StoredSlot, file_header, slot_at
+from everstep.slots.reader import SlotReader, held
 
 _CYCLE = bytes(range(251))
 
@@ -27,3 +29,16 @@ def save(file: SlotFile, step: int, size: int = 100, structure: bytes = b"") -> 
 def valid_steps(path: Path) -> list[int]:
     """Return the steps of a file's intact slots, ascending."""
     return sorted(slot.completed_steps for slot in held(path) if slot.valid)
+
+
+def payload_at(path: Path, step: int) -> int:
+    """Return the offset in a file at which the payload of a step begins."""
+    raw = path.read_bytes()
+    slots = (StoredSlot.unpack(raw[slot_at(index) :]) for index in range(file_header(raw[:PAGE]).slots))
+    return next(slot.at for slot in slots if slot.completed_steps == step)
+
+
+def pins_in(path: Path) -> dict[Pin, int]:
+    """Return the pinned steps of a file; -1: none."""
+    with contextlib.closing(SlotReader(path)) as reader:
+        return {why: reader.pinned(why) for why in Pin}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from hypothesis import strategies as st
 from controlplane.local import mounts
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
-from everstep.slots.format import PAGE
+from everstep.slots.format import PAGE, slot_at
 from everstep.slots.reader import SlotReader
 from everstep.system.pages import READ, STRIDE, WRITE, populate
 from tests.everstep.slots.saved import contents, save, valid_steps
 from tests.shm import shm_folder
 
-NO_ROOM = r"no room for a checkpoint file of [\d.]+ [MG]B in .*: [\d.]+ [MG]B are free"
+NO_ROOM = r"no room for checkpoints in .*: c needs [\d.]+ [MG]B more, and [\d.]+ [MG]B are free"
 
 
 @pytest.fixture
@@ -47,15 +46,15 @@ def test_memory_is_had_for_the_slot_that_is_used_and_for_the_others_when_there_i
     assert not file.prepare(), "there is nothing to prepare, since there is no file yet"
     save(file, 1, size)
     assert size < allocated(path) < 2 * size
-    assert file.missing > 3 * size
+    assert file.missing(size) > 3 * size
     turns = 1
     while file.prepare():
         turns += 1
     assert turns > 4 * size // STRIDE, "prepare allocates one small piece in each call"
-    assert file.missing == 0
+    assert file.missing(size) == 0
     assert allocated(path) == path.stat().st_size
     again = SlotFile(path)
-    assert again.missing == 0
+    assert again.missing(size) == 0
     assert bytes(again.load(1).tensors) == contents(1, size)
 
 
@@ -84,7 +83,7 @@ def test_a_slot_without_room_is_an_error_and_the_others_stay(small: Path) -> Non
         file.begin(b"structure", size)
     while file.prepare():  # prepare takes the free memory, and does not wait for more
         pass
-    assert file.missing
+    assert file.missing(size)
     assert valid_steps(path) == [1]
     with pytest.raises(CheckpointError, match=NO_ROOM):
         SlotFile(path).begin(b"structure", size)
@@ -110,11 +109,12 @@ def test_a_file_for_whose_slots_there_is_no_room_is_not_begun(small: Path) -> No
 @given(
     slots=st.integers(2, 4),
     events=st.lists(
-        st.tuples(st.sampled_from(["save", "save", "prepare", "reopen", "full"]), st.integers(0, 40_000)), max_size=20
+        st.tuples(st.sampled_from(["save", "save", "prepare", "reopen", "full"]), st.integers(0, 400_000)), max_size=20
     ),
 )
 def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, events: list[tuple[str, int]]) -> None:
-    """Only the least needed slot is ever overwritten. A slot is allocated before its step counts."""
+    """Only the least needed slot is ever overwritten, or lost if there is no room for it to grow. A slot is allocated
+    before its step counts."""
     full = False
     real = os.posix_fallocate
 
@@ -140,65 +140,19 @@ def test_committed_slots_survive_growth_want_of_room_and_reopening(slots: int, e
                     except CheckpointError:
                         assert full
                     full = False
-                kept = sorted(sizes)[-slots:]
-                assert valid_steps(path) == sorted(kept)
-                for one in kept:
+                there = valid_steps(path)
+                assert set(sorted(sizes)[-slots + 1 :]) <= set(there) <= set(sorted(sizes)[-slots:])
+                for one in there:
                     assert bytes(file.load(one).tensors) == contents(one, sizes[one])
         if sizes:
-            assert allocated(path) >= sum(sizes[one] for one in kept)
-
-
-WRITER = """
-import ctypes, os, signal, sys
-from pathlib import Path
-from everstep.slots.file import SlotFile
-
-real, left = os.posix_fallocate, int(sys.argv[2])
-
-
-def fallocate(*arguments):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*arguments)
-
-
-os.posix_fallocate = fallocate
-file = SlotFile(Path(sys.argv[1]), slots=3)
-for step in range(1, 9):
-    size = 3_000_000 * (1 + step // 4)
-    ctypes.memset(file.begin(b"structure", size), step, size)
-    file.commit(step)
-    print(step, flush=True)
-    if step in {2, 4}:
-        file.prepare()
-print("all", flush=True)
-"""
-
-
-@pytest.mark.parametrize("after", [0, 2, 4, 5, 6, 9, 12, 14, 15])
-def test_sigkill_between_two_allocations(folder: Path, after: int) -> None:
-    path = folder / "c"
-    done = subprocess.run([sys.executable, "-c", WRITER, str(path), str(after)], stdout=subprocess.PIPE, check=False)
-    lines = done.stdout.decode().split()
-    assert done.returncode == -signal.SIGKILL and "all" not in lines
-    file = SlotFile(path, slots=3)
-    last = int(lines[-1]) if lines else 0
-    assert valid_steps(path) == list(range(max(1, last - 2), last + 1))
-    for step in valid_steps(path):
-        assert set(file.load(step).tensors) == {step}
-    for step in (100, 101, 102):
-        save(file, step, 7_000_000)
-    assert valid_steps(path) == [100, 101, 102]
-    assert allocated(path) == path.stat().st_size
-    assert [one.name for one in folder.iterdir()] == ["c"]
+            assert allocated(path) >= sum(sizes[one] for one in there)
 
 
 def test_pages_are_made_present_and_keep_what_they_hold(folder: Path) -> None:
     file = SlotFile(folder / "c", slots=2)
     save(file, 7, 300_000)
-    address, length = file.region
+    region = file._regions[0]
+    address, length = region.address, region.room
     for how in (READ, WRITE):
         assert populate(address + 100, length - 100, how)
     assert bytes(file.load(7).tensors) == contents(7, 300_000)
@@ -227,7 +181,7 @@ def test_at_no_moment_does_a_slot_say_that_it_is_of_step_0(folder: Path) -> None
         while not path.exists():
             assert saving.poll() is None
         descriptor = os.open(path, os.O_RDONLY)
-        slots = [PAGE, PAGE + (os.fstat(descriptor).st_size - PAGE) // 2]
+        slots = [slot_at(0), slot_at(1)]
         seen = {os.pread(descriptor, 8, at) for _ in range(150_000) for at in slots}
         os.close(descriptor)
     finally:

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader, held
 from tests.everstep.slots.saved import contents, save
 from tests.shm import shm_folder
@@ -33,7 +34,13 @@ def read(reader: SlotReader, header: SlotHeader, piece: int = 1000) -> bytes | N
 
 
 def checksum(header: SlotHeader, payload: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload, seed=header.completed_steps)
+    return of(payload).value(SlotOwner("", "", 0), header.completed_steps)
+
+
+def of(payload: bytes) -> PayloadChecksum:
+    found = PayloadChecksum()
+    found.update(payload)
+    return found
 
 
 def test_headers_and_payloads_are_what_was_saved(folder: Path) -> None:
@@ -127,6 +134,7 @@ def test_no_interleaving_gives_torn_bytes_for_whole(events: list[str], piece: in
 WRITER = """
 import ctypes, sys
 from pathlib import Path
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 file = SlotFile(Path(sys.argv[1]), slots=2)
 for step in range(1, 10**9):
@@ -170,7 +178,7 @@ def test_a_reader_beside_a_writer_at_full_speed(folder: Path) -> None:
 def receive(file: SlotFile, header: SlotHeader, payload: bytes) -> None:
     """Receive a slot as the agent does. The agent copies the bytes and computes their checksum."""
     file.receive(header)[:] = payload
-    file.commit_received(header, checksum(header, payload))
+    file.commit_received(header, of(payload))
 
 
 def test_a_copy_is_the_original(folder: Path) -> None:
@@ -227,5 +235,5 @@ def test_an_interrupted_copy_costs_no_other_step(folder: Path) -> None:
     backup.abort()
     assert [slot.completed_steps for slot in held(folder / "backup-0") if slot.valid] == [2]
     with pytest.raises(CheckpointError, match="no save has begun"):
-        backup.commit_received(reader.headers()[2], 0)
+        backup.commit_received(reader.headers()[2], of(b""))
     reader.close()

@@ -21,6 +21,7 @@ from everstep.model.topology import Topology
 from everstep.shards.file import write_shard
 from everstep.shards.folders import step_folder
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
 from everstep.training.codec import encode
 
@@ -56,7 +57,7 @@ def save(root: Path, rank: int, topology: Topology, tree: Tree) -> None:
     """Write a rank's state to disk through a slot, as in a job."""
     encoded = encode(tree | {"everstep.step": STEP})
     path = root / f"checkpoint-{rank}"
-    file = SlotFile(path, slots=2)
+    file = SlotFile(path, slots=2, owner=SlotOwner("job", "", rank))
     base = file.begin(encoded.structure, encoded.layout.total_bytes)
     for tensor, spec in zip(encoded.tensors, encoded.layout.specs, strict=True):
         ctypes.memmove(base + spec.offset, tensor.contiguous().data_ptr(), spec.nbytes)
@@ -65,8 +66,7 @@ def save(root: Path, rank: int, topology: Topology, tree: Tree) -> None:
     reader = SlotReader(path)
     write_shard(
         step_folder(root, "job", STEP),
-        job="job",
-        rank=rank,
+        owner=reader.owner,
         topology=str(topology),
         header=header,
         read=partial(reader.read_into, header),

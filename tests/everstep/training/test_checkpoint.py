@@ -26,6 +26,7 @@ from everstep.slots.reader import held
 from everstep.slots.tensor_table import pack_table, split
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import encode
+from tests.everstep.slots.saved import payload_at
 
 StartRank = Callable[..., ReportFile]
 
@@ -321,11 +322,9 @@ def test_any_damage_is_found_before_the_state_is_used(shm: Path, part: int, orde
     made: dict[str, Any] = {"model": model, "optimizer": optimizer}
     things = {name: made[name] for name in order}
     Checkpoint(things, SlotFile(shm / "c")).save(1)
-    slot = next(index for index, one in enumerate(held(shm / "c")) if one.valid)
-    file = SlotFile(shm / "c")
-    size = held(shm / "c")[slot].bytes
+    size = next(one.bytes for one in held(shm / "c") if one.valid)
     raw = bytearray((shm / "c").read_bytes())
-    raw[4096 + slot * (4096 + file.capacity) + 4096 + (size - 1) * part // 7] ^= 4
+    raw[payload_at(shm / "c", 1) + (size - 1) * part // 7] ^= 4
     (shm / "c").write_bytes(raw)
     with pytest.raises(CorruptCheckpoint, match="the state after step 1 is damaged: its contents do not match"):
         Checkpoint(things, SlotFile(shm / "c")).restore(1)
@@ -375,7 +374,7 @@ def test_damage_and_different_names_or_shapes_are_explained(shm: Path) -> None:
     ):
         Checkpoint({"model": nn.Linear(5, 3)}, SlotFile(path)).restore(4)
     raw = bytearray(path.read_bytes())
-    raw[3 * 4096] ^= 1
+    raw[payload_at(path, 4)] ^= 1
     path.write_bytes(raw)
     with pytest.raises(CorruptCheckpoint, match="the state after step 4 is damaged: its contents do not match"):
         Checkpoint({"model": nn.Linear(2, 3)}, SlotFile(path)).restore(4)

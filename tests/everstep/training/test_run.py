@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import everstep
-from everstep.errors import CheckpointError, ConfigError, TopologyError
+from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, TopologyError
 from everstep.rank import environment
 from everstep.rank.step_reports import GRAD_NORM, LOSS, ReportFile
-from everstep.slots.reader import held
+from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
+from everstep.slots.reader import SlotReader, held
 from everstep.training.checkpoint import Checkpoint
 
 StartRank = Callable[..., ReportFile]
@@ -258,3 +262,25 @@ def test_slots_need_no_torch() -> None:
     code = "import everstep.slots.file, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_rank_does_not_restore_the_slot_of_another_rank_job_or_run(
+    start_rank: StartRank, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {environment.JOB: "gpt", environment.RUN: "run-2"}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    start_rank()
+    run, model = everstep.join(), nn.Linear(4, 4)
+    for _ in run.steps(2, run.checkpoint(model=model)):
+        pass
+    mine = SlotOwner("gpt", "run-2", 0)
+    assert SlotReader(shm / "checkpoint-0").owner == mine
+    for other in (SlotOwner("gpt", "run-2", 4), SlotOwner("bert", "run-2", 0), SlotOwner("gpt", "run-1", 0)):
+        (shm / "checkpoint-0").unlink()
+        with contextlib.closing(SlotFile(shm / "checkpoint-0", owner=other)) as file:
+            Checkpoint({"model": model}, file).save(7)
+        start_rank(2, resume=7)
+        again = everstep.join()
+        with pytest.raises(CorruptCheckpoint, match=f"it has the state of {other}, and not of {mine}"):
+            next(again.steps(9, again.checkpoint(model=model)))

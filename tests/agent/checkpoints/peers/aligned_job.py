@@ -19,7 +19,8 @@ from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_S
 from everstep.decisions.keep.disk_schedule import StepRate
 from everstep.decisions.keep.drift import DriftRule, RankPosition
 from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
-from everstep.slots.format import Pin
+from everstep.slots.file import least_needed
+from everstep.slots.format import EMPTY, Pin
 
 UNIT_NS = 10**8
 TICK = 5
@@ -38,10 +39,8 @@ class Slots:
 
     def begin(self, step: int) -> None:
         self.coming = step
-        strength = {held: pin for pin, held in sorted(self.pins.items())}
-        newest = max(self.held, default=-1)
-        while len(self.held) > self.count - 1:
-            self.held.remove(min((h for h in self.held if h != newest), key=lambda h: (strength.get(h, -1), h)))
+        steps = self.held + [EMPTY] * (self.count - len(self.held))
+        self.held = [held for held in self.held if held != steps[least_needed(steps, self.pins)]]
 
     def commit(self) -> None:
         if self.coming >= 0:
@@ -143,7 +142,7 @@ class Job:
         slower: Sequence[int] = (),
         meets: int = 1,
         watchers: int = 1,
-        slots: int = 4,
+        slots: int = 5,
         seed: int = 0,
     ) -> None:
         self.random = random.Random(seed)

@@ -23,6 +23,7 @@ import os, random, sys, time
 from pathlib import Path
 from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 
 size, pause, world = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 rank, generation = os.environ["RANK"], int(os.environ["EVERSTEP_GENERATION"])
@@ -30,7 +31,10 @@ first = max(int(os.environ["EVERSTEP_RESUME_STEP"]), 0)
 report = ReportFile.open(Path(os.environ["EVERSTEP_REPORT_FILE"]))
 report.attach()
 slots = int(os.environ["EVERSTEP_CHECKPOINT_SLOTS"])
-file = SlotFile(Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=slots, generation=generation)
+owner = SlotOwner(os.environ["EVERSTEP_JOB"], os.environ["EVERSTEP_RUN"], int(os.environ["RANK"]))
+file = SlotFile(
+    Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=slots, owner=owner, generation=generation
+)
 
 def ring():
     try:

@@ -9,6 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from agent.checkpoints.peers.backups import PeerBackups
@@ -17,10 +18,13 @@ from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.wire import Wire, connect
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
+from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
 
 HOST = "127.0.0.1"
 JOB = "gpt"
+OWNER = partial(SlotOwner, JOB, "")
+"""Rank → the owner of its slots."""
 
 
 def fresh_shm() -> Path:
@@ -34,7 +38,7 @@ class Side:
 
     def __init__(self, *, fenced: int = 0) -> None:
         self.shm = fresh_shm()
-        self.received = PeerBackups(self.shm, fenced)
+        self.received = PeerBackups(self.shm, OWNER, fenced)
         self.tokens = Tokens()
         self.port = DataPort(HOST, self.tokens)
         self.port.start(lambda job: self.received if job == JOB else None)
@@ -76,8 +80,9 @@ def side(*, fenced: int = 0) -> Iterator[Side]:
 
 
 def save(path: Path, step: int, data: bytes, *, generation: int = 1, structure: bytes = b"{}") -> SlotHeader:
-    """Save a step into a slot, as a rank does."""
-    with contextlib.closing(SlotFile(path, slots=3, generation=generation)) as file:
+    """Save a step into a slot, as a rank does; the name of the file says its rank."""
+    owner = OWNER(SlotOwner.outside_a_job(path).rank)
+    with contextlib.closing(SlotFile(path, slots=3, owner=owner, generation=generation)) as file:
         file.begin(structure, len(data))
         with file.tensors() as view:
             view[:] = data

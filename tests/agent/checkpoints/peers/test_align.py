@@ -192,10 +192,10 @@ def test_machines_that_keep_up_are_not_aligned() -> None:
     assert max(filter(job.survives, job.steps())) >= 300 // 4 - 2
 
 
-@pytest.mark.parametrize("slots", [3, 4])
-def test_three_slots_do_not_suffice(slots: int) -> None:
+@pytest.mark.parametrize("slots", [4, 5])
+def test_four_slots_do_not_suffice(slots: int) -> None:
     job = Job([lambda: 1, lambda: 40], pace=2, slots=slots)
-    if slots == 4:
+    if slots == 5:
         job.run(400)
     else:
         with pytest.raises(AssertionError, match="was whole"):

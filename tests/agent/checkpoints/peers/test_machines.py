@@ -16,9 +16,9 @@ from agent.checkpoints.peers.exchange import Exchange
 from agent.security import ClientSecurity, ServerSecurity
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentError, UnknownJob
-from everstep.slots.format import PAGE, file_header
 from tests.agent.agents import RunningAgent, running_agent
 from tests.agent.checkpoints.peers.machines import job_on, running_agents, state
+from tests.everstep.slots.saved import payload_at
 
 OWN, BACKUP = pb.HeldCheckpoint.OWN, pb.HeldCheckpoint.BACKUP
 
@@ -192,9 +192,8 @@ async def test_damage_and_absence_are_told_apart_from_silence(agents: list[Runni
         newest = max(steps(first, BACKUP, 1))
         path = job.shm(0) / "backup-1"
         data = bytearray(path.read_bytes())
-        slots, capacity, _ = file_header(bytes(data[:PAGE]))
-        for slot in range(slots):  # damage only the contents, since a slot with a damaged header is not held
-            data[PAGE + slot * (PAGE + capacity) + PAGE + 4096] ^= 1
+        for step in steps(first, BACKUP, 1):  # damage only the contents: a slot with a damaged header is not held
+            data[payload_at(path, step) + 4096] ^= 1
         path.write_bytes(data)
         (job.shm(1) / "checkpoint-1").unlink()
 
@@ -278,7 +277,7 @@ async def test_aligned_machines_back_up_what_is_named_and_keep_it_until_all_have
     agents: list[RunningAgent], tmp_path: Path
 ) -> None:
     async with job_on(agents[:2], tmp_path) as job:
-        job.options |= {"slots": 4}
+        job.options |= {"slots": 5}
         await job.launch(pause=0.02)
 
         async def align(named: int, *, whole: int = 0, settled: int = 0, generation: int = 1) -> None:

@@ -13,6 +13,7 @@ from agent.checkpoints.peers.own_slots import OwnSlots
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 
 
 class Rank:
@@ -20,7 +21,7 @@ class Rank:
 
     def __init__(self, shm: Path) -> None:
         self.shm = shm
-        self.file = SlotFile(shm / "checkpoint-0", slots=4)
+        self.file = SlotFile(shm / "checkpoint-0", slots=5, owner=SlotOwner("gpt", "", 0))
         self.start()
 
     def start(self) -> None:
@@ -69,7 +70,7 @@ def test_a_named_step_stays_until_the_next_one_is_complete(rank: Rank) -> None:
 
     rank.align(0, settled=40)
     rank.save(61, 70)
-    assert rank.held() == [67, 68, 69, 70]
+    assert rank.held() == [66, 67, 68, 69, 70]
 
 
 def test_a_restarted_agent_keeps_the_named_steps(rank: Rank) -> None:

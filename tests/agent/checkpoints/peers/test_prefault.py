@@ -19,7 +19,7 @@ from controlplane.local import mounts
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader, held
-from tests.agent.checkpoints.peers.sides import save, side
+from tests.agent.checkpoints.peers.sides import OWNER, save, side
 
 
 @pytest.fixture
@@ -93,16 +93,16 @@ def test_no_room_for_a_slot_on_its_way(tmp_path: Path, way: str) -> None:
             else:
                 copy_slot(peer.shm / "backup-0", 7, into)
 
-        with contextlib.closing(SlotFile(path, slots=2)) as into:
+        with contextlib.closing(SlotFile(path, slots=2, owner=OWNER(0))) as into:
             into.receive(SlotReader(peer.shm / "backup-0").headers()[0], allocate=False)
             into.abort()
             with (tmp_path / "small" / "other").open("wb") as other:
                 os.posix_fallocate(other.fileno(), 0, 16 << 20)
-            with pytest.raises(CheckpointError, match="no room for a checkpoint file"):
+            with pytest.raises(CheckpointError, match="no room for checkpoints"):
                 take(into)
             assert not any(slot.valid for slot in held(path))
             (tmp_path / "small" / "other").unlink()
             take(into)
         assert [slot.completed_steps for slot in held(path) if slot.valid] == [7]
-        with contextlib.closing(SlotFile(path)) as again:
+        with contextlib.closing(SlotFile(path, owner=OWNER(0))) as again:
             assert bytes(again.load(7).tensors) == data

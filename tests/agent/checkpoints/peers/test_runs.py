@@ -16,6 +16,7 @@ import pytest_asyncio
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import Fenced
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 from tests.agent.agents import RunningAgent
 from tests.agent.checkpoints.peers.machines import SIZE, Machines, job_on, running_agents, runs, state
 
@@ -165,7 +166,7 @@ async def test_another_save_of_the_step_is_not_taken_for_the_one_that_was_chosen
     own = job.shm(0) / "checkpoint-0"
     abandoned = b"x" * SIZE
     own.unlink()
-    with contextlib.closing(SlotFile(own, slots=3, generation=1)) as file:
+    with contextlib.closing(SlotFile(own, slots=3, owner=SlotOwner(job.job, job.run, 0), generation=1)) as file:
         file.begin(b"{}", SIZE)
         file.tensors()[:] = abandoned
         file.commit(step)

@@ -18,8 +18,9 @@ from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable
 from everstep.slots.file import SlotFile
-from everstep.slots.format import Pin, SlotHeader, pins_of
-from tests.agent.checkpoints.peers.sides import JOB, Side, save, side
+from everstep.slots.format import Pin, SlotHeader
+from tests.agent.checkpoints.peers.sides import JOB, OWNER, Side, save, side
+from tests.everstep.slots.saved import payload_at, pins_in
 
 DATA = bytes(range(256)) * 400
 
@@ -38,7 +39,7 @@ class Mine:
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
         launch = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
         self.sender = Sender(place, launch, self._connect)
-        self.save_watch = SaveWatch(here.shm, [self.sender.on_saved])
+        self.save_watch = SaveWatch(place, [self.sender.on_saved])
         self.sender.start()
         self.save_watch.start()
 
@@ -85,7 +86,7 @@ def test_every_step_is_backed_up_if_the_rank_saves_slowly(mine: Mine) -> None:
     assert state.backup_problem == ""
 
     def pins() -> tuple[int, int]:
-        found = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+        found = pins_in(mine.here.shm / "checkpoint-0")
         return found[Pin.KEEP], found[Pin.BACKUP]
 
     wait(
@@ -111,7 +112,7 @@ def test_a_named_step_replaces_a_later_backup_but_not_the_complete_step(mine: Mi
         wait(lambda step=step: mine.state().backup_step == step, f"step {step}")  # type: ignore[misc]
     mine.saved.update(0, own_step=6, backup_named=5, backup_whole=4)
     mine.sender.align(pb.AlignBackupsRequest(named=7, whole=4, settled=5))
-    pins = pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])
+    pins = pins_in(mine.here.shm / "checkpoint-0")
     assert (pins[Pin.KEEP], pins[Pin.NAMED]) == (4, 7), "step 7 is pinned before it is saved"
     for step in (7, 8):
         mine.save(step)
@@ -161,7 +162,7 @@ def test_an_unexpected_error_is_reported_and_backups_continue(mine: Mine, monkey
 
 def test_a_slot_is_not_pinned_for_ever(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept() -> int:
-        return pins_of((mine.here.shm / "checkpoint-0").read_bytes()[:4096])[Pin.KEEP]
+        return pins_in(mine.here.shm / "checkpoint-0")[Pin.KEEP]
 
     mine.save(1)
     wait(lambda: kept() == 1, "step 1 is pinned")
@@ -203,7 +204,7 @@ def test_damage_in_own_memory_is_named_and_the_next_step_is_sent(mine: Mine) -> 
     mine.save(1)
     wait(lambda: mine.state().backup_problem != "", "the sender has tried once")
     with (mine.here.shm / "checkpoint-0").open("r+b") as file:
-        file.seek(2 * 4096 + 5000)
+        file.seek(payload_at(mine.here.shm / "checkpoint-0", 1) + 5000)
         file.write(b"\1")
     mine.failure = None
     wait(lambda: "damaged in its own memory" in mine.state().backup_problem, "the damage is reported")
@@ -228,7 +229,7 @@ def test_a_step_that_the_peer_has_is_not_sent_again() -> None:
 def test_a_rate_limit_slows_the_sender_but_not_the_rank() -> None:
     with side() as here, side() as peer:
         mine = Mine(here, peer, backup_rate_mb_s=0.2, backup_chunk_mb=0.01)
-        with contextlib.closing(SlotFile(here.shm / "checkpoint-0", slots=3, generation=1)) as file:
+        with contextlib.closing(SlotFile(here.shm / "checkpoint-0", slots=3, owner=OWNER(0), generation=1)) as file:
             began = time.monotonic()
             for step in range(1, 40):
                 file.begin(b"{}", len(DATA))

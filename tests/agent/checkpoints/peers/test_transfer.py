@@ -18,7 +18,8 @@ from agent.checkpoints.peers.wire import connect
 from everstep.errors import AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.peers.sides import HOST, JOB, Network, offer, save, side
+from tests.agent.checkpoints.peers.sides import HOST, JOB, OWNER, Network, offer, save, side
+from tests.everstep.slots.saved import payload_at
 
 SIZES = st.integers(0, 300_000)
 BREAKS = st.lists(st.integers(0, 350_000), max_size=4)
@@ -60,7 +61,7 @@ def test_a_restore_that_breaks_anywhere_ends_with_the_same_bytes(
     name = "checkpoint" if file == "own" else "backup"
     with side() as mine, side() as peer, Network(peer.port.port, breaks=breaks[:2], back=True) as network:
         save(peer.shm / f"{name}-3", 7, data)
-        with contextlib.closing(SlotFile(mine.shm / "checkpoint-3", slots=3)) as into:
+        with contextlib.closing(SlotFile(mine.shm / "checkpoint-3", slots=3, owner=OWNER(3))) as into:
             moved = fetch_slot(lambda: peer.connect(network), 3, 7, file, into)  # type: ignore[arg-type]
         assert moved == len(mine.payload(3, 7, "checkpoint"))
         assert mine.payload(3, 7, "checkpoint") == peer.payload(3, 7, name)
@@ -118,7 +119,7 @@ def test_a_flipped_bit_on_the_way_back_is_never_restored() -> None:
     with side() as mine, side() as peer, Network(peer.port.port, flip_at=300_000, back=True) as network:
         save(peer.shm / "backup-0", 7, data)
         with (
-            contextlib.closing(SlotFile(mine.shm / "checkpoint-0", slots=3)) as into,
+            contextlib.closing(SlotFile(mine.shm / "checkpoint-0", slots=3, owner=OWNER(0))) as into,
             pytest.raises(CorruptCheckpoint, match="does not match its checksum"),
         ):
             fetch_slot(lambda: peer.connect(network), 0, 7, "backup", into)
@@ -130,7 +131,7 @@ def test_a_bit_that_flipped_in_own_memory_is_found_by_the_peer() -> None:
         path = mine.shm / "checkpoint-0"
         header = save(path, 7, bytes(100_000))
         with path.open("r+b") as file:
-            file.seek(4096 + 4096 + 5000)
+            file.seek(payload_at(path, 7) + 5000)
             file.write(b"\1")
         outcome = send(path, header, peer.connect())
         assert outcome.fate is Fate.DAMAGED
@@ -142,7 +143,7 @@ def test_own_memory_that_was_cut_short_is_called_damaged() -> None:
     with side() as mine, side() as peer:
         path = mine.shm / "checkpoint-0"
         header = save(path, 7, bytes(100_000))
-        os.truncate(path, 3 * 4096 + 50_000)
+        os.truncate(path, payload_at(path, 7) + 50_000)
         outcome = send(path, header, peer.connect())
         assert outcome.fate is Fate.DAMAGED
         assert "cut short in its own memory" in outcome.reason
@@ -153,7 +154,7 @@ def test_a_slot_that_the_rank_needs_is_given_up() -> None:
     with side() as mine, side() as peer:
         path = mine.shm / "checkpoint-0"
         header = save(path, 7, bytes(100_000))
-        with contextlib.closing(SlotFile(path, slots=3)) as file:
+        with contextlib.closing(SlotFile(path, slots=3, owner=OWNER(0))) as file:
             file.forget(7)
         with contextlib.closing(peer.connect()) as wire, contextlib.closing(SlotReader(path)) as reader:
             buffer = memoryview(bytearray(1 << 16))
@@ -165,7 +166,11 @@ def test_a_slot_that_the_rank_needs_is_given_up() -> None:
 
 
 def test_what_is_gone_cannot_be_fetched() -> None:
-    with side() as mine, side() as peer, contextlib.closing(SlotFile(mine.shm / "checkpoint-0", slots=3)) as into:
+    with (
+        side() as mine,
+        side() as peer,
+        contextlib.closing(SlotFile(mine.shm / "checkpoint-0", slots=3, owner=OWNER(0))) as into,
+    ):
         save(peer.shm / "backup-0", 7, b"x" * 1000)
         for rank, step in ((0, 8), (1, 7)):
             with pytest.raises(CorruptCheckpoint, match=r"does not hold step 8|cannot be read"):

@@ -16,9 +16,11 @@ SAVING = """
 import os, time
 from pathlib import Path
 from everstep.slots.file import SlotFile
+from everstep.slots.owner import SlotOwner
 from everstep.slots.tensor_table import TensorSpec, pack_table
 generation, resume = int(os.environ["EVERSTEP_GENERATION"]), max(int(os.environ["EVERSTEP_RESUME_STEP"]), 0)
-file = SlotFile(Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=3, generation=generation)
+owner = SlotOwner(os.environ["EVERSTEP_JOB"], os.environ["EVERSTEP_RUN"], int(os.environ["RANK"]))
+file = SlotFile(Path(os.environ["EVERSTEP_CHECKPOINT_FILE"]), slots=3, owner=owner, generation=generation)
 file.discard_after(resume or -1)
 
 def at(rank):

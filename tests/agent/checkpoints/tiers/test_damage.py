@@ -267,8 +267,8 @@ def test_full_shared_memory_does_not_cost_the_copy_on_disk(machine: Machine, tmp
     if mounts.why_not(tmp_path):
         pytest.fail("a small file system cannot be mounted here, and a full /dev/shm cannot be made in another way")
     with mounts.small(tmp_path / "shm", 1 << 16):
-        slots = SlotFile(tmp_path / "shm" / "checkpoint-0", slots=3)
-        with pytest.raises(CheckpointError, match="no room for a checkpoint file"), open_shard(folder, 0) as read:
+        slots = SlotFile(tmp_path / "shm" / "checkpoint-0", slots=3, owner=machine.place.owner(0))
+        with pytest.raises(CheckpointError, match="no room for checkpoints"), open_shard(folder, 0) as read:
             restore(read_manifest(folder, 0), read, slots)
         slots.close()
     assert machine.steps(verify=True) == {0: [10], 1: [10]}

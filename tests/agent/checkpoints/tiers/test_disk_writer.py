@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from agent.checkpoints.tiers.background import Gate
-from everstep.slots.format import Pin, pins_of
+from everstep.slots.format import Pin
 from everstep.slots.reader import SlotReader
 from tests.agent.checkpoints.tiers.tier_job import DISK, JOB, RUNS, Machine, wait_for
+from tests.everstep.slots.saved import pins_in
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def machine_of(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
 
 
 def pinned(machine: Machine, rank: int) -> int:
-    return pins_of(machine.ranks[rank].path.read_bytes()[:4096])[Pin.DISK]
+    return pins_in(machine.ranks[rank].path)[Pin.DISK]
 
 
 def test_due_steps_are_written_and_the_newest_steps_are_kept(machine_of: Callable[..., Machine]) -> None:
@@ -98,9 +99,9 @@ def test_a_requested_step_is_written_or_reported_as_gone(machine_of: Callable[..
     machine.persist(6)
     machine.save(4, 5, 6, 7)
     machine.on_disk(6)
-    machine.save(8, 9, 10)
+    machine.save(8, 9, 10, 11)
     machine.persist(7)
-    assert machine.problem() == "step 7 was requested, and rank 0, now at step 10, does not have it any more"
+    assert machine.problem() == "step 7 was requested, and rank 0, now at step 11, does not have it any more"
     assert machine.saved.of(0).disk_wanted == -1
     assert machine.steps() == {0: [3, 6], 1: [3, 6]}
 
@@ -176,7 +177,7 @@ def test_steps_of_an_earlier_run_of_the_name_are_not_used(machine_of: Callable[.
     jobs.rename(jobs.with_name("gpt.previous"))  # as the agent does for a new job of this name
     machine.tiers = machine.made()
     assert machine.steps() == {0: [10], 1: [10]}, "the files are kept, so that a job can start from them"
-    machine.run = RUNS[1]
+    machine.turn_to(RUNS[1])
     machine.launch(generation=1, resume_step=0)
     assert machine.steps() == {}
     assert len(list((machine.place.state_dir / "checkpoints" / JOB).glob("abandoned-g1-*"))) == 1
@@ -281,7 +282,7 @@ def test_a_slow_disk_gets_fewer_steps_and_this_is_reported(machine_of: Callable[
     assert machine.steps() == {0: [2, 8], 1: [2, 8]}
 
 
-@pytest.mark.parametrize(("slots", "both"), [(3, False), (4, True)])
+@pytest.mark.parametrize(("slots", "both"), [(4, False), (5, True)])
 def test_a_slow_disk_gets_its_step_although_a_backup_is_slow_too(
     machine_of: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, slots: int, both: bool
 ) -> None:

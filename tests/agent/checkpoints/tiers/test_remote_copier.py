@@ -269,7 +269,7 @@ def test_an_earlier_run_of_the_name_is_not_listed_even_before_it_is_set_aside(
     monkeypatch.setattr(remote_copier._RemoteRound, "run", lambda self: None)
     machine.tiers = machine.made()
     assert {one.completed_steps for one in machine.held(remote_url=url)} == {10}
-    machine.run = RUNS[1]
+    machine.turn_to(RUNS[1])
     machine.launch()
     assert machine.held(remote_url=url) == []
 

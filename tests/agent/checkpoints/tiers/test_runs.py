@@ -23,8 +23,7 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def machine(tmp_path: Path, url: str) -> Iterator[Machine]:
     """A machine on which the earlier run left step 10 on disk and on remote storage."""
-    made = Machine(tmp_path, remote_url=url)
-    made.run = FIRST
+    made = Machine(tmp_path, run=FIRST, remote_url=url)
     made.launch()
     made.save(10)
     made.on_disk(10)
@@ -41,8 +40,7 @@ def turn_to(machine: Machine, run: str) -> None:
         shutil.rmtree(jobs)
     machine.lose_memory()
     machine.ranks = {}
-    machine.tiers = machine.made()
-    machine.run = run
+    machine.turn_to(run)
 
 
 def aside(folder: Path) -> list[str]:
@@ -109,7 +107,7 @@ def test_the_folder_with_the_chosen_save_is_read(machine: Machine, tmp_path: Pat
     machine.lose_memory()
 
     machine.restore(0, 10, saved_ns=chosen.saved_ns)
-    slot = SlotFile(machine.shm / "checkpoint-0")
+    slot = SlotFile(machine.shm / "checkpoint-0", owner=machine.place.owner(0))
     try:
         assert len(slot.load(10).tensors) == machine.size - 64
     finally:

@@ -7,6 +7,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ class Rank:
     """The part of a rank: it has a file with slots."""
 
     def __init__(
-        self, shm: Path, rank: int, *, size: int, generation: int = 1, slots: int = 3, shared: int = 0
+        self, place: Place, rank: int, *, size: int, generation: int = 1, slots: int = 3, shared: int = 0
     ) -> None:
         self.rank, self.size, self.shared = rank, size, shared
-        self.path = shm / f"checkpoint-{rank}"
-        self.file = SlotFile(self.path, slots=slots, generation=generation)
+        self.path = place.shm / f"checkpoint-{rank}"
+        self.file = SlotFile(self.path, slots=slots, owner=place.owner(rank), generation=generation)
 
     def save(self, step: int) -> SlotHeader:
         specs = [
@@ -68,6 +69,7 @@ class Machine:
         *,
         ranks: tuple[int, ...] = (0, 1),
         name: str = "m1",
+        run: str = RUNS[0],
         world: int = 2,
         size: int = 40_000,
         shared: int = 0,
@@ -77,10 +79,9 @@ class Machine:
         self.shm = Path("/dev/shm") / f"everstep-tiers-{uuid.uuid4().hex[:8]}" / JOB
         self.shm.mkdir(parents=True)
         self.saved = SavedStates()
-        self.place = Place(job=JOB, machine=name, shm=self.shm, state_dir=folder / name, saved=self.saved)
-        self.run = RUNS[0]
+        self.place = Place(JOB, name, self.shm, folder / name, self.saved, run)
         self.options = pb.CheckpointOptions(
-            **{"slots": 3, "disk": True, "disk_every_steps": 10, "disk_keep": 2, "remote_keep": 2, **options}
+            **{"slots": 4, "disk": True, "disk_every_steps": 10, "disk_keep": 2, "remote_keep": 2, **options}
         )
         self.tiers = self.made()
         self.ranks: dict[int, Rank] = {}
@@ -89,6 +90,11 @@ class Machine:
     def made(self) -> JobTiers:
         """Return the tiers as a new agent makes them. They fetch copies with ``fetched``."""
         return JobTiers(self.place, self.fetched)
+
+    def turn_to(self, run: str) -> None:
+        """Change to another run, as an agent does that starts anew."""
+        self.place = replace(self.place, run=run)
+        self.tiers = self.made()
 
     def fetched(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
         raise AssertionError("nothing is to be fetched")
@@ -100,7 +106,7 @@ class Machine:
             ranks=self.ranks_here,
             options=self.options,
             topology=f"1,{self.world},1,1,pp-dp-tp",
-            run=self.run,
+            run=self.place.run,
         )
 
     def launch(self, generation: int = 1, resume_step: int = 0) -> None:
@@ -109,7 +115,7 @@ class Machine:
             rank.file.close()
         self.ranks = {
             rank: Rank(
-                self.shm, rank, size=self.size, generation=generation, slots=self.options.slots, shared=self.shared
+                self.place, rank, size=self.size, generation=generation, slots=self.options.slots, shared=self.shared
             )
             for rank in self.ranks_here
         }
@@ -158,7 +164,7 @@ class Machine:
         path = self.shm / f"checkpoint-{rank}"
         if not any(one.valid and one.completed_steps == step for one in held(path)):
             return False
-        file = SlotFile(path)
+        file = SlotFile(path, owner=self.place.owner(rank))
         try:
             payload = file.load(step)
             return bytes(payload.tensors[: self.size]) == contents(rank, step, self.size, shared=self.shared)
