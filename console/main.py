@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("cluster", "Local cluster", "Start a local cluster: Temporal, workers, one agent per machine."),
     "down": ("cluster", "Local cluster", "Stop the local cluster and every process of its jobs."),
     "doctor": ("cluster", "Local cluster", "Show what everstep needs on this machine, and what is missing."),
+    "plan": ("plan", "Jobs", "Say what a job's checkpoints need, and how long saves and restarts take."),
     "run": ("run", "Jobs", "Run a training job and follow it; Ctrl-C detaches."),
     "attach": ("run", "Jobs", "Follow a running job."),
     "status": ("jobs", "Jobs", "Show the status of jobs."),

@@ -1,0 +1,1 @@
+"""Computes, before a job starts, what its checkpoints need and how long they take."""

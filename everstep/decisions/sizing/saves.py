@@ -1,0 +1,76 @@
+"""Computes how long a save takes, and by how much it delays training.
+
+The script's thread begins a save; a second thread copies, hashes and commits it (docs/concepts/saves.md). The call of
+``optimizer.step`` waits for the copy, and the next save waits for the end of this one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from everstep.decisions.sizing.load import Load
+
+SCRIPT_S = 0.0015
+"""Time for which the script's thread begins a save, seconds (measured, docs/benchmarks/checkpoints.md). On a GPU it was
+1 to 2 ms (docs/benchmarks/gpu.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """The times of the save of every step, seconds, while all ranks of the machine save."""
+
+    script_s: float
+    """The script's thread: it begins the save."""
+    copy_s: float
+    checksum_s: float
+    save_s: float
+    """From the beginning of a save to its commit."""
+    first_s: float
+    """The longest save: the first one into a slot, whose memory has to be allocated, mapped and pinned."""
+    first_delay_s: float
+    """The delay of training by the first save of a job: it also allocates its slot in the script's thread."""
+    delay_s: float
+    """The delay of training by every other save."""
+    step_s: float
+    """Time of a step with its save."""
+    fits_step: bool
+    """Whether a save ends before the next one begins, and its copy before ``optimizer.step``."""
+    every_steps: int
+    """A save lasts this many steps, rounded up. One save in so many steps would not delay training."""
+
+
+def plan_saves(load: Load) -> SavePlan:
+    """Compute the times of saves."""
+    size, hardware = load.state_bytes, load.hardware
+    copy_s = size / (load.device_rate if load.on_gpu else load.copy_rate)
+    checksum_s = size / load.hash_rate
+    save_s = SCRIPT_S + copy_s + checksum_s
+    allocate_s = size / load.rate(hardware.allocate_gb_s)
+    map_s = size / load.rate(hardware.map_write_gb_s)
+    pin_s = size / load.rate(hardware.pin_gb_s) if load.on_gpu else 0.0
+    overlapped = load.policy.overlap and load.policy.slots > 2
+    step_s = _step_s(load, copy_s, save_s, overlapped)
+    first_s = save_s + allocate_s + map_s + pin_s
+    first_step_s = allocate_s + _step_s(load, map_s + pin_s + copy_s, first_s - allocate_s, overlapped)
+    forward_s = load.forward_share * load.step_s
+    return SavePlan(
+        script_s=SCRIPT_S,
+        copy_s=copy_s,
+        checksum_s=checksum_s,
+        save_s=save_s,
+        first_s=first_s,
+        first_delay_s=first_step_s - load.step_s,
+        delay_s=step_s - load.step_s,
+        step_s=step_s,
+        fits_step=overlapped and copy_s <= forward_s and save_s <= load.step_s,
+        every_steps=max(1, math.ceil(save_s / load.step_s), math.ceil(copy_s / forward_s)),
+    )
+
+
+def _step_s(load: Load, until_copied_s: float, save_s: float, overlapped: bool) -> float:
+    """Time of a step whose save takes ``save_s``, and has copied the state after ``until_copied_s``, seconds."""
+    if not overlapped:
+        return load.step_s + save_s
+    forward_s = load.forward_share * load.step_s
+    return max(max(forward_s, until_copied_s) + load.step_s - forward_s, save_s - SCRIPT_S) + SCRIPT_S
