@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Mapping
@@ -37,8 +38,8 @@ def plan(**chosen: Any) -> None:
     The answer has four parts: memory, with the slots that fit; saves, with the time for which they delay training;
     traffic to peers, disks and remote storage; and the time of a restart, part by part. It is computed from the numbers
     at its end. They describe a node with 8 GPUs and 2 TB of memory, unless options replace them. With --measure, the
-    numbers of this computer are measured: run the command on one of the machines. docs/concepts/sizes.md explains each
-    number, and what was compared with measured times.
+    numbers of this computer are measured: run the command on one of the machines. With --cluster, the machines of a
+    cluster are asked for their free memory. docs/concepts/sizes.md explains each number.
 
     A job file gives machines, ranks_per_machine and the table checkpoint; its state_mb_per_rank is the size of the
     state. Options replace what it says.
@@ -53,16 +54,18 @@ def plan(**chosen: Any) -> None:
 
         everstep plan --state 40GB --slots 3 --no-backup --json
 
-    Exit codes: 0 the slots fit into the memory; 1 they do not; 2 wrong options or a wrong job file.
+    Exit codes: 0 the slots fit into the memory; 1 they do not, or no machine of the cluster answers; 2 wrong options or
+    a wrong job file.
     """
     from console.views.plan import plan_json, plan_lines
     from everstep.decisions.sizing.plan import plan_job
 
     load, sources = _load_of(chosen)
     planned = plan_job(load)
-    print_json(plan_json(load, planned, sources)) if chosen["as_json"] else print(
-        "\n".join(plan_lines(load, planned, sources))
-    )
+    if chosen["as_json"]:
+        print_json(plan_json(load, planned, sources))
+    else:
+        print("\n".join(plan_lines(load, planned, sources)))
     raise typer.Exit(1 if planned.refusal else 0)
 
 
@@ -101,17 +104,30 @@ def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
 
 def _hardware(chosen: Mapping[str, Any]) -> tuple[Hardware, dict[str, str]]:
     """The machine, and the source of each of its numbers."""
-    given, measured = _given(chosen, Hardware.model_fields), {}
-    if chosen["measure"]:
-        from controlplane.measure import measure
-
-        try:
-            measured = measure(chosen["disk_folder"], tensor=round(chosen["tensor_mb"] * 1e6))
-        except OSError as error:
-            raise ConfigError(f"this computer cannot be measured: {error}. Give the numbers as options") from error
-    hardware = _checked(Hardware, measured, given)
+    given = _given(chosen, Hardware.model_fields)
+    measured = _measured(chosen) if chosen["measure"] else {}
+    least, source = asyncio.run(_least(chosen["cluster"])) if chosen["cluster"] else ({}, "")
     sources = {name: source_of(Hardware, name) for name in Hardware.model_fields}
-    return hardware, sources | dict.fromkeys(measured, "measured here") | dict.fromkeys(given, "given")
+    sources |= dict.fromkeys(measured, "measured here") | dict.fromkeys(least, source) | dict.fromkeys(given, "given")
+    return _checked(Hardware, measured | least, given), sources
+
+
+def _measured(chosen: Mapping[str, Any]) -> dict[str, float]:
+    from controlplane.measure import measure
+
+    try:
+        return measure(chosen["disk_folder"], tensor=round(chosen["tensor_mb"] * 1e6))
+    except OSError as error:
+        raise ConfigError(f"this computer cannot be measured: {error}. Give the numbers as options") from error
+
+
+async def _least(cluster: str) -> tuple[dict[str, float], str]:
+    """The least free memory of the machines of a cluster, and its source."""
+    from controlplane.client import Control
+    from controlplane.queries.rooms import smallest_room
+
+    async with await Control.connect(cluster) as control:
+        return await smallest_room(control.agents, control.machines)
 
 
 def _given(chosen: Mapping[str, Any], names: Any) -> dict[str, Any]:
@@ -208,6 +224,18 @@ def _signature() -> inspect.Signature:
         "measure": (
             Annotated[bool, typer.Option("--measure", help="Measure this computer; takes some seconds.")],
             False,
+        ),
+        "cluster": (
+            Annotated[
+                str | None,
+                typer.Option(
+                    "--cluster",
+                    metavar="NAME",
+                    help="Use the free memory of the machines of this cluster; the one with the least counts.",
+                    show_default=False,
+                ),
+            ],
+            None,
         ),
         "disk_folder": (
             Annotated[Path, typer.Option(metavar="DIR", help="With --measure: a folder on the disk for checkpoints.")],

@@ -11,7 +11,7 @@ from controlplane.text import DASH, counted, duration
 from everstep.base.text import size_text
 from everstep.decisions.sizing.load import Load
 from everstep.decisions.sizing.plan import Plan
-from everstep.decisions.sizing.restart import Part
+from everstep.decisions.sizing.restart import RestartPart
 from everstep.decisions.sizing.traffic import FilePlan
 from everstep.model.hardware import Concurrency, Hardware
 
@@ -131,12 +131,12 @@ def _files(name: str, files: FilePlan | None, where: str) -> list[Row]:
     ]
 
 
-def _parts(parts: Sequence[Part]) -> list[Row]:
+def _parts(parts: Sequence[RestartPart]) -> list[Row]:
     rows = [(part.name, _time(part.seconds), part.what) for part in parts]
     return [*rows, ("total", _time(_total(parts)), "")] if rows else []
 
 
-def _total(parts: Sequence[Part]) -> float:
+def _total(parts: Sequence[RestartPart]) -> float:
     return sum(part.seconds for part in parts)
 
 

@@ -49,7 +49,8 @@ class Load:
         Args:
             gb_s: Rate of one thread, GB/s.
             threads: Threads of each rank; 0: a device moves the bytes, which needs no core.
-            traffic: Bytes that memory moves for each byte: 1 for a hash, 2 for a copy, 0 for bytes in the cache.
+            traffic: Bytes that memory moves for each byte: 1 for a hash, 2 for a copy, 0 for bytes in the cache
+                and for page tables.
         """
         own = gb_s * min(threads, self.hardware.cores / self.ranks) if threads else gb_s
         return 1e9 * (min(own, self.hardware.memory_gb_s / self.ranks / traffic) if traffic else own)

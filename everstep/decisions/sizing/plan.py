@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstep.decisions.sizing.load import Load
-from everstep.decisions.sizing.restart import Part, plan_replacement, plan_restart
+from everstep.decisions.sizing.restart import RestartPart, plan_replacement, plan_restart
 from everstep.decisions.sizing.saves import SavePlan, plan_saves
 from everstep.decisions.sizing.traffic import BackupPlan, FilePlan, plan_backups, plan_disk, plan_remote
 from everstep.slots.footprint import Footprint, footprint, refusal
@@ -29,9 +29,9 @@ class Plan:
     """None: there are no backups."""
     disk: FilePlan | None
     remote: FilePlan | None
-    restart: list[Part]
+    restart: list[RestartPart]
     """After a rank died."""
-    replacement: list[Part]
+    replacement: list[RestartPart]
     """After a machine was lost; empty: the job has one machine."""
 
 

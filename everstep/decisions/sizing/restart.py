@@ -31,7 +31,7 @@ NEW_SHARE = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RestartPart:
     """A part of a restart."""
 
     name: str
@@ -40,10 +40,10 @@ class Part:
     """What happens, and at which rate."""
 
 
-def plan_restart(load: Load) -> list[Part]:
+def plan_restart(load: Load) -> list[RestartPart]:
     """The parts of a restart after a rank died, from own memory."""
     return [
-        Part("detect", DETECT_S, "the end of a rank is noticed and reported"),
+        RestartPart("detect", DETECT_S, "the end of a rank is noticed and reported"),
         *_stop(load),
         _verify(load),
         *_launch(load),
@@ -52,7 +52,7 @@ def plan_restart(load: Load) -> list[Part]:
     ]
 
 
-def plan_replacement(load: Load, backups: BackupPlan | None) -> list[Part]:
+def plan_replacement(load: Load, backups: BackupPlan | None) -> list[RestartPart]:
     """The parts of a restart after a machine was lost: another machine gets the state of its ranks.
 
     Args:
@@ -61,15 +61,15 @@ def plan_replacement(load: Load, backups: BackupPlan | None) -> list[Part]:
     """
     size, hardware = load.machine_bytes, load.hardware
     if backups is None:
-        copies = Part("read copies", size / 1e9 / hardware.disk_read_gb_s, "from the disk")
+        copies = RestartPart("read copies", size / 1e9 / hardware.disk_read_gb_s, "from the disk")
     else:
-        copies = Part("fetch copies", backups.seconds, f"backups from the peer, limited by {backups.bound_by}")
+        copies = RestartPart("fetch copies", backups.seconds, f"backups from the peer, limited by {backups.bound_by}")
     return [
-        Part("detect", SILENT_S, "the machine is silent"),
+        RestartPart("detect", SILENT_S, "the machine is silent"),
         *_stop(load),
         copies,
         _verify(load),
-        Part("import torch", IMPORT_S, "in the fork server of the new machine"),
+        RestartPart("import torch", IMPORT_S, "in the fork server of the new machine"),
         *_launch(load),
         *_restore(load),
         _first_step(load),
@@ -81,41 +81,43 @@ def restore_s(load: Load) -> float:
     return sum(part.seconds for part in _restore(load))
 
 
-def _stop(load: Load) -> list[Part]:
+def _stop(load: Load) -> list[RestartPart]:
     """Stop, and the end of the processes: the kernel unmaps every slot that a rank has used, and its own memory."""
     hardware, slots = load.hardware, load.policy.slots * load.state_bytes
-    exit_s = slots / load.rate(hardware.unmap_gb_s)
+    exit_s = slots / load.rate(hardware.unmap_gb_s, traffic=0)
     if load.on_gpu:
         exit_s += slots / (1e9 * hardware.unpin_gb_s)
     else:
-        exit_s += load.state_bytes / load.rate(hardware.unmap_gb_s)
+        exit_s += load.state_bytes / load.rate(hardware.unmap_gb_s, traffic=0)
     return [
-        Part("stop", STOP_S, "all ranks are killed, and the step is chosen"),
-        Part("exit", exit_s, f"the kernel unmaps {load.policy.slots} slots of each rank"),
+        RestartPart("stop", STOP_S, "all ranks are killed, and the step is chosen"),
+        RestartPart("exit", exit_s, f"the kernel unmaps {load.policy.slots} slots of each rank"),
     ]
 
 
-def _verify(load: Load) -> Part:
+def _verify(load: Load) -> RestartPart:
     threads = load.concurrency.hash_threads
     rate = load.rate(load.hardware.verify_gb_s, threads=threads)
-    return Part("verify", load.state_bytes / rate, f"agents hash the chosen slots, {_threads(threads)} a slot")
+    return RestartPart("verify", load.state_bytes / rate, f"agents hash the chosen slots, {_threads(threads)} a slot")
 
 
-def _launch(load: Load) -> list[Part]:
-    parts = [Part("launch", LAUNCH_S, "the store, forks and rendezvous")]
-    return [*parts, Part("set up NCCL", NCCL_S, "communicators of all groups")] if load.on_gpu else parts
+def _launch(load: Load) -> list[RestartPart]:
+    parts = [RestartPart("launch", LAUNCH_S, "the store, forks and rendezvous")]
+    return [*parts, RestartPart("set up NCCL", NCCL_S, "communicators of all groups")] if load.on_gpu else parts
 
 
-def _restore(load: Load) -> list[Part]:
+def _restore(load: Load) -> list[RestartPart]:
     size, threads = load.state_bytes, _threads(load.concurrency.hash_threads)
     if load.on_gpu:
-        pin_s = size / load.rate(load.hardware.pin_gb_s)
+        pin_s = size / load.rate(load.hardware.pin_gb_s, traffic=0)
         return [
-            Part("pin", pin_s, "CUDA pins the slot"),
-            Part("hash", size / load.hash_rate, f"the rank hashes the slot, {threads}"),
-            Part("copy", size / load.device_rate, f"to the GPU, {load.device_rate / 1e9:.0f} GB/s"),
+            RestartPart("pin", pin_s, "CUDA pins the slot"),
+            RestartPart("hash", size / load.hash_rate, f"the rank hashes the slot, {threads}"),
+            RestartPart("copy", size / load.device_rate, f"to the GPU, {load.device_rate / 1e9:.0f} GB/s"),
         ]
-    return [Part("copy and hash", max(_host_restore_s(load)), f"into private memory, with a helper; {threads} hash")]
+    return [
+        RestartPart("copy and hash", max(_host_restore_s(load)), f"into private memory, with a helper; {threads} hash")
+    ]
 
 
 def _host_restore_s(load: Load) -> tuple[float, float]:
@@ -127,7 +129,7 @@ def _host_restore_s(load: Load) -> tuple[float, float]:
     hardware, size, threads = load.hardware, load.state_bytes, load.concurrency.hash_threads
     copy_s = size / load.rate(hardware.piece_copy_gb_s, traffic=2)
     cached_s = size / load.rate(hardware.cached_hash_gb_s, threads=threads, traffic=0)
-    pages_s = size / load.rate(hardware.map_gb_s) + NEW_SHARE * size / load.rate(hardware.clear_gb_s)
+    pages_s = size / load.rate(hardware.map_gb_s, traffic=0) + NEW_SHARE * size / load.rate(hardware.clear_gb_s)
     share = min(1.0, (pages_s + copy_s) / (2 * copy_s + cached_s))
     first_s = share * (copy_s + cached_s) + (1 - share) * size / load.hash_rate
     second_s = pages_s + (1 - share) * copy_s
@@ -136,9 +138,9 @@ def _host_restore_s(load: Load) -> tuple[float, float]:
     return first_s, second_s
 
 
-def _first_step(load: Load) -> Part:
+def _first_step(load: Load) -> RestartPart:
     seconds = FIRST_STEP_GPU_S if load.on_gpu else FIRST_STEP_S
-    return Part("first step", seconds, "what the first step takes longer than others")
+    return RestartPart("first step", seconds, "what the first step takes longer than others")
 
 
 def _threads(count: int) -> str:

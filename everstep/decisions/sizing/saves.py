@@ -47,8 +47,8 @@ def plan_saves(load: Load) -> SavePlan:
     checksum_s = size / load.hash_rate
     save_s = SCRIPT_S + copy_s + checksum_s
     allocate_s = size / load.rate(hardware.allocate_gb_s)
-    map_s = size / load.rate(hardware.map_write_gb_s)
-    pin_s = size / load.rate(hardware.pin_gb_s) if load.on_gpu else 0.0
+    map_s = size / load.rate(hardware.map_write_gb_s, traffic=0)
+    pin_s = size / load.rate(hardware.pin_gb_s, traffic=0) if load.on_gpu else 0.0
     overlapped = load.policy.overlap and load.policy.slots > 2
     step_s = _step_s(load, copy_s, save_s, overlapped)
     first_s = save_s + allocate_s + map_s + pin_s
