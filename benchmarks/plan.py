@@ -112,7 +112,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="sizes of the state, MB")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each size (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each size (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -26,6 +26,9 @@ FIRST_STEP_S, FIRST_STEP_GPU_S = 0.17, 0.36
 """The first step of a small model (measured, docs/benchmarks/recovery.md and gpu.md)."""
 IMPORT_S = 6.7
 """Launch on a machine that has to start a fork server, which imports torch (measured, docs/benchmarks/gpu.md)."""
+RESTORE_S = 0.01
+"""Restore of a state of 1 MB: the structure is read, and ``load_state_dict`` is called (measured by
+benchmarks/plan.py)."""
 NEW_SHARE = 2 / 3
 """Share of the state that needs new private memory at a restore to the host's memory: the two moments of Adam."""
 
@@ -131,7 +134,7 @@ def _host_restore_s(load: Load) -> tuple[float, float]:
     cached_s = size / load.rate(hardware.cached_hash_gb_s, threads=threads, traffic=0)
     pages_s = size / load.rate(hardware.map_gb_s, traffic=0) + NEW_SHARE * size / load.rate(hardware.clear_gb_s)
     share = min(1.0, (pages_s + copy_s) / (2 * copy_s + cached_s))
-    first_s = share * (copy_s + cached_s) + (1 - share) * size / load.hash_rate
+    first_s = RESTORE_S + share * (copy_s + cached_s) + (1 - share) * size / load.hash_rate
     second_s = pages_s + (1 - share) * copy_s
     if load.hardware.cores < 2 * load.ranks:  # the threads share a core
         return first_s + second_s, 0.0
