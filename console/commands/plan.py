@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from console.commands.shared import JsonOption, print_json
+from console.commands.shared import JsonOption, finish, print_json
 from everstep.decisions.sizing.load import FORWARD_SHARE, Load
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -54,22 +53,26 @@ def plan(**chosen: Any) -> None:
 
         everstep plan --state 40GB --slots 3 --no-backup --json
 
-    Exit codes: 0 the slots fit into the memory; 1 they do not, or no machine of the cluster answers; 2 wrong options or
-    a wrong job file.
+    Exit codes: 0 the slots fit into the memory; 1 they do not; 2 wrong options or a wrong job file; 3 with --cluster:
+    no cluster, no Temporal, or no machine answers.
     """
+    finish(_plan(chosen))
+
+
+async def _plan(chosen: Mapping[str, Any]) -> int:
     from console.views.plan import plan_json, plan_lines
     from everstep.decisions.sizing.plan import plan_job
 
-    load, sources = _load_of(chosen)
+    load, sources = await _load_of(chosen)
     planned = plan_job(load)
     if chosen["as_json"]:
         print_json(plan_json(load, planned, sources))
     else:
         print("\n".join(plan_lines(load, planned, sources)))
-    raise typer.Exit(1 if planned.refusal else 0)
+    return 1 if planned.refusal else 0
 
 
-def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
+async def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
     """The job to plan, and the source of each number of the machine.
 
     Raises:
@@ -86,7 +89,7 @@ def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
     if not state:
         place = f"checkpoint.state_mb_per_rank in {chosen['job_file']}" if spec else "--state"
         raise ConfigError(f"the size of a rank's state is not known: give {place}, e.g. --state 40GB")
-    hardware, sources = _hardware(chosen)
+    hardware, sources = await _hardware(chosen)
     concurrency = _given(chosen, Concurrency.model_fields)
     return Load(
         state_bytes=state,
@@ -102,11 +105,11 @@ def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
     }
 
 
-def _hardware(chosen: Mapping[str, Any]) -> tuple[Hardware, dict[str, str]]:
+async def _hardware(chosen: Mapping[str, Any]) -> tuple[Hardware, dict[str, str]]:
     """The machine, and the source of each of its numbers."""
     given = _given(chosen, Hardware.model_fields)
     measured = _measured(chosen) if chosen["measure"] else {}
-    least, source = asyncio.run(_least(chosen["cluster"])) if chosen["cluster"] else ({}, "")
+    least, source = await _least(chosen["cluster"]) if chosen["cluster"] else ({}, "")
     sources = {name: source_of(Hardware, name) for name in Hardware.model_fields}
     sources |= dict.fromkeys(measured, "measured here") | dict.fromkeys(least, source) | dict.fromkeys(given, "given")
     return _checked(Hardware, measured | least, given), sources
@@ -192,7 +195,7 @@ def _signature() -> inspect.Signature:
     """The parameters of the command: its own options, and one for each field that a plan depends on."""
     own: dict[str, tuple[Any, Any]] = {
         "job_file": (
-            Annotated[Path | None, typer.Argument(metavar="[JOB.toml]", help="A job file.", show_default=False)],
+            Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="A job file.", show_default=False)],
             None,
         ),
         "state": (

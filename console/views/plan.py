@@ -125,7 +125,7 @@ def _files(name: str, files: FilePlan | None, where: str) -> list[Row]:
         (
             name,
             _time(files.seconds),
-            f"{size_text(files.bytes)} every {duration(files.every_s)}{late}; {files.mean_rate / 1e9:.2f} GB/s on "
+            f"{size_text(files.bytes)} every {duration(files.every_s)}{late}; {size_text(files.mean_rate)}/s on "
             f"average; {size_text(files.space)} {where}",
         )
     ]

@@ -119,7 +119,9 @@ def _restore(load: Load) -> list[RestartPart]:
             RestartPart("copy", size / load.device_rate, f"to the GPU, {load.device_rate / 1e9:.0f} GB/s"),
         ]
     return [
-        RestartPart("copy and hash", max(_host_restore_s(load)), f"into private memory, with a helper; {threads} hash")
+        RestartPart(
+            "copy and hash", max(_host_restore_s(load)), f"into private memory, with a helper; hashed by {threads}"
+        )
     ]
 
 

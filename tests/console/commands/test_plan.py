@@ -120,6 +120,16 @@ def test_measured_numbers_replace_defaults_and_options_replace_both(
     assert "this computer cannot be measured" in capsys.readouterr().err
 
 
+def test_without_the_cluster_there_is_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path))
+    monkeypatch.delenv("EVERSTEP_INVENTORY", raising=False)
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    assert main.run(["plan", *FITS, "--cluster", "none"]) == 3
+    assert "no cluster 'none' is up" in capsys.readouterr().err
+
+
 def test_sizes_have_units() -> None:
     assert [size_of("--state", text) for text in ("40GB", "512 mb", "1.5GiB", "2TB")] == [
         *(40 * 10**9, 512 * 10**6, 3 << 29, 2 * 10**12)
