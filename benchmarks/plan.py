@@ -41,6 +41,7 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.hardware import Concurrency, Hardware
 from everstep.rank import environment as variables
 from everstep.shards.file import write_shard
+from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
@@ -232,7 +233,7 @@ def _save(folder: Path, megabytes: int) -> dict[str, Any]:
         newest = reader.headers()[-1]
         _back_up(folder, reader)
         shard = write_shard(
-            folder, job="plan", rank=0, topology="", header=newest, read=partial(reader.read_into, newest)
+            folder, owner=reader.owner, topology="", header=newest, read=partial(reader.read_into, newest)
         )
     return {
         "state_bytes": newest.tensor_bytes,
@@ -250,10 +251,11 @@ def _back_up(folder: Path, reader: SlotReader) -> None:
     with contextlib.closing(SlotFile(backup_slots(folder, 0), slots=POLICY.backup_slots)) as backup:
         for header in reader.headers()[-POLICY.backup_slots :]:
             with backup.receive(header) as payload:
-                done = 0
+                done, checksum = 0, PayloadChecksum()
                 while count := reader.read_into(header, done, payload[done:]):
+                    checksum.update(payload[done : done + count])
                     done += count
-            backup.commit_received(header, header.checksum)
+            backup.commit_received(header, checksum)
 
 
 def _restore(folder: Path, megabytes: int, step: int) -> Times:

@@ -79,7 +79,7 @@ class Concurrency(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    hash_threads: int = _number(1, "this release", "Threads that hash one slot.", ge=1)
+    hash_threads: int = _number(4, "this release", "Threads that hash one slot.", ge=1)
     connections: int = _number(1, "this release", "Connections from a machine to the machine with its backups.", ge=1)
     backup_cards: int = _number(
         1, "this release", "Cards for training that backups use; 0: they use the card for management.", ge=0

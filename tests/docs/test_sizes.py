@@ -53,7 +53,7 @@ def test_the_table_of_memory() -> None:
 
 def test_the_table_of_saves() -> None:
     found = {name: cells for name, *cells in table("Saves")}
-    plans = [plan(size, hash_threads=threads) for size in (40, 80) for threads in (1, 8)]
+    plans = [plan(size, hash_threads=threads) for size in (40, 80) for threads in (1, 4)]
     rows = {
         "copy from the GPU": [one.saves.copy_s for one in plans],
         "checksum": [one.saves.checksum_s for one in plans],
@@ -71,9 +71,9 @@ def test_the_table_of_a_restart() -> None:
     found = {name: cells for name, *cells in table("A restart after a rank died")}
     plans = [
         plan(40),
-        plan(40, hash_threads=8),
-        plan(40, hash_threads=8, hardware=HUGE),
-        plan(80, hash_threads=8),
+        plan(40, hash_threads=4),
+        plan(40, hash_threads=4, hardware=HUGE),
+        plan(80, hash_threads=4),
     ]
     assert [*found] == [*(part.name for part in plans[0].restart), "total"]
     for index, one in enumerate(plans):

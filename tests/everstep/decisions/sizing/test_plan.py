@@ -24,7 +24,9 @@ NODE = Hardware(shm_gb=1900)
 def load(
     state_gb: float = 40, hardware: Hardware = NODE, step_s: float = 10.0, machines: int = 16, **settings: object
 ) -> Load:
-    concurrency = {name: settings.pop(name) for name in Concurrency.model_fields if name in settings}
+    concurrency = {"hash_threads": 1} | {
+        name: settings.pop(name) for name in Concurrency.model_fields if name in settings
+    }
     return Load(
         state_bytes=int(state_gb * GB),
         ranks=8,
