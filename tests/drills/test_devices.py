@@ -73,7 +73,8 @@ async def test_a_gpu_is_lost(drill: DrillOf) -> None:
 async def test_a_rank_that_sigkill_does_not_end_beside_a_lost_gpu(drill: DrillOf) -> None:
     result = await drill("gpu-stuck", machine="m1", steps=60)
     assert (result.problems, result.ok, result.resolution) == ([], True, "eviction")
-    assert (result.evicted, result.losses_match, result.steps_lost) == (["m1"], True, 0)
+    assert (result.evicted, result.losses_match) == (["m1"], True)
+    assert result.steps_lost in {0, 1}  # the frozen rank may stand anywhere in its step, so the ranks cannot be aligned
 
 
 @pytest.mark.wide

@@ -22,7 +22,9 @@ def needed_points(site: Site, table: Mapping[str, Mount], required: Collection[s
         table: All mounted file systems by mount point.
         required: Mount points that the settings require.
     """
-    return {point for path in (*ALWAYS, *required, *_folders(site)) if (point := _point_of(Path(path), table))}
+    around = {point for path in (*ALWAYS, *required, *_folders(site)) if (point := _point_of(Path(path), table))}
+    within = {point for point in table if Path(point).is_relative_to(site.state_dir)}
+    return around | within
 
 
 def devices_of(site: Site, points: Collection[str], table: Mapping[str, Mount]) -> set[str]:

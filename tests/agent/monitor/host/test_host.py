@@ -16,7 +16,7 @@ from agent.monitor.host import clock, cpu, disk_space, memory, mounts, ranks
 from agent.monitor.inspection import RankSeen
 from agent.reporting.observations import finding_message, finding_of
 from agent.v1 import agent_pb2 as pb
-from everstep.model.finding import Health
+from everstep.model.finding import Health, Owner
 from everstep.system import procfs
 from tests.agent.monitor.sites import SimulatedMachine, reasons
 
@@ -143,6 +143,9 @@ def test_a_file_system_that_turns_read_only(machine: SimulatedMachine, small_dis
     assert reasons(nobodys.inspect()) == []  # the file system is on no disk, and no job needs it
     [found] = machine.inspect(machine.begin(mounts.MountsInspection, needed)).findings  # the next agent finds it too
     assert (found.reason, found.item, found.sure) == ("fs-readonly", str(small_disk), True)
+    within = {"state_dir": small_disk.parent}  # the file system is mounted in the agent's own folder
+    [found] = machine.inspect(machine.begin(mounts.MountsInspection, needed, **within)).findings
+    assert (found.reason, found.owner, found.sure) == ("fs-readonly", Owner.MACHINE, True)
     elsewhere = machine.begin(mounts.MountsInspection, mounts.MountsLimits(), shared_folders=(small_disk.parent,))
     assert reasons(elsewhere.inspect()) == []
     subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
