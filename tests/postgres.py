@@ -22,7 +22,7 @@ class Postgres:
             pytest.fail(f"{postgres.HOW_TO_INSTALL}, or set EVERSTEP_TEST_POSTGRES=off to test on SQLite only.")
         self._server = postgres.Postgres()
         self._open = contextlib.ExitStack()
-        self.port = self._open.enter_context(Claims()).choose("127.0.0.1")
+        self.port = self._open.enter_context(Claims()).choose("127.0.0.1").port
 
     @property
     def url(self) -> str:

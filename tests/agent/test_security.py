@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent import security
 from agent.client import AgentClient
-from agent.security import ClientSecurity, ServerSecurity, check_pair, is_loopback
+from agent.security import ClientSecurity, ServerSecurity, check_pair
+from everstep.base.addresses import is_loopback
 from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
 from tests.agent.agents import HOST, RunningAgent, running_agent

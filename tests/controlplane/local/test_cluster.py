@@ -23,6 +23,7 @@ from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands
 from controlplane.local.plan import hold
 from controlplane.local.readiness import holds
+from everstep.base.addresses import parse_address
 from everstep.errors import ClusterError, ConfigError
 
 NAME = "trial"
@@ -247,7 +248,7 @@ def test_clusters_that_start_at_once_have_their_own_servers(home: Path, commands
         assert len({one.temporal_address for one in found}) == len({one.ui_url for one in found}) == len(names)
         for one in found:
             server = local.processes(one)["temporal"]
-            host, port = ports.split(one.temporal_address)
+            host, port = parse_address(one.temporal_address)
             assert _listening(server) & {port}, f"{host}:{port} does not belong to the server of {one.name}"
     finally:
         for name in names:
@@ -258,14 +259,14 @@ def test_the_address_of_a_restarting_process_stays_reserved(home: Path, commands
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     hold(cluster.home, "temporal")
     os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)
-    host, port = ports.split(cluster.temporal_address)
+    host, port = parse_address(cluster.temporal_address)
     assert holds(lambda: ports.is_free(host, port), PATIENCE_S)
     with ports.Claims() as claims:
         assert not claims.claim(host, port)
-        assert claims.choose(host, port) != port
+        assert claims.choose(host, preferred=port).port != port
     local.down(NAME)
     with ports.Claims() as claims:
-        assert claims.choose(host, port) == port
+        assert claims.choose(host, preferred=port).port == port
 
 
 def _listening(pid: int) -> set[int]:

@@ -106,7 +106,7 @@ async def test_the_server_has_search_attributes_and_a_fast_journal(home: Path) -
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"
     with ports.Claims() as claims:
-        port, ui_port = claims.choose("127.0.0.1"), claims.choose("127.0.0.1")
+        port, ui_port = claims.choose("127.0.0.1").port, claims.choose("127.0.0.1").port
         await _check_server(found[0], port, ui_port, home / "temporal.db")
 
 
