@@ -57,6 +57,7 @@ class DescribeReply(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    NETWORK_NOTES_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
@@ -73,6 +74,10 @@ class DescribeReply(_message.Message):
     def warm(self) -> Global___WarmForkServer:
         """unset: the agent keeps no fork server ready"""
 
+    @_builtins.property
+    def network_notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what a user should know about backups and network cards, in sentences"""
+
     def __init__(
         self,
         *,
@@ -85,10 +90,11 @@ class DescribeReply(_message.Message):
         time_ns: _builtins.int = ...,
         warm: Global___WarmForkServer | None = ...,
         hardware: _builtins.str = ...,
+        network_notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "network_notes", b"network_notes", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,12 +367,17 @@ class StartStoreRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
+    FIRST_PORT_FIELD_NUMBER: _builtins.int
+    LAST_PORT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     run: _builtins.str
     begins_run: _builtins.bool
     """as in LaunchRequest"""
+    first_port: _builtins.int
+    """the store takes the first free port up to last_port; 0: any free port"""
+    last_port: _builtins.int
     @_builtins.property
     def imports(self) -> Global___Imports:
         """as in Program"""
@@ -380,10 +391,12 @@ class StartStoreRequest(_message.Message):
         run: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
         imports: Global___Imports | None = ...,
+        first_port: _builtins.int = ...,
+        last_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "imports", b"imports", "job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "first_port", b"first_port", "generation", b"generation", "imports", b"imports", "job", b"job", "last_port", b"last_port", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,6 +410,7 @@ class StartStoreReply(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     host: _builtins.str
+    """an IPv6 address has no brackets"""
     port: _builtins.int
     pid: _builtins.int
     def __init__(
@@ -844,6 +858,8 @@ class CheckpointOptions(_message.Message):
     REMOTE_URL_FIELD_NUMBER: _builtins.int
     REMOTE_KEEP_FIELD_NUMBER: _builtins.int
     RESHARD_FROM_FIELD_NUMBER: _builtins.int
+    TRANSFER_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    BACKUP_CARD_SHARE_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     overlap: _builtins.bool
     backup: _builtins.bool
@@ -859,6 +875,10 @@ class CheckpointOptions(_message.Message):
     remote_keep: _builtins.int
     reshard_from: _builtins.str
     """folder of a disk checkpoint with other parallel sizes, for the first start"""
+    transfer_connections: _builtins.int
+    """0: one"""
+    backup_card_share: _builtins.float
+    """0: no limit"""
     def __init__(
         self,
         *,
@@ -876,10 +896,12 @@ class CheckpointOptions(_message.Message):
         remote_url: _builtins.str = ...,
         remote_keep: _builtins.int = ...,
         reshard_from: _builtins.str = ...,
+        transfer_connections: _builtins.int = ...,
+        backup_card_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_chunk_mb", b"backup_chunk_mb", "backup_every_steps", b"backup_every_steps", "backup_rate_mb_s", b"backup_rate_mb_s", "backup_slots", b"backup_slots", "disk", b"disk", "disk_every_steps", b"disk_every_steps", "disk_keep", b"disk_keep", "disk_path", b"disk_path", "overlap", b"overlap", "remote_keep", b"remote_keep", "remote_url", b"remote_url", "reshard_from", b"reshard_from", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_card_share", b"backup_card_share", "backup_chunk_mb", b"backup_chunk_mb", "backup_every_steps", b"backup_every_steps", "backup_rate_mb_s", b"backup_rate_mb_s", "backup_slots", b"backup_slots", "disk", b"disk", "disk_every_steps", b"disk_every_steps", "disk_keep", b"disk_keep", "disk_path", b"disk_path", "overlap", b"overlap", "remote_keep", b"remote_keep", "remote_url", b"remote_url", "reshard_from", b"reshard_from", "slots", b"slots", "transfer_connections", b"transfer_connections"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1482,6 +1504,7 @@ class ShardSource(_message.Message):
     TENSORS_RANK_FIELD_NUMBER: _builtins.int
     TENSORS_ADDRESS_FIELD_NUMBER: _builtins.int
     SAVED_NS_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """rank on this machine, whose own slot is filled"""
     completed_steps: _builtins.int
@@ -1499,6 +1522,8 @@ class ShardSource(_message.Message):
     tensors_address: _builtins.str
     saved_ns: _builtins.int
     """time of the chosen save; another save of the step is refused. 0: any save"""
+    local_rank: _builtins.int
+    """decides which network card carries the copy"""
     def __init__(
         self,
         *,
@@ -1511,10 +1536,11 @@ class ShardSource(_message.Message):
         tensors_rank: _builtins.int | None = ...,
         tensors_address: _builtins.str = ...,
         saved_ns: _builtins.int = ...,
+        local_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "tensors_rank", b"tensors_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "local_rank", b"local_rank", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tensors_rank: _TypeAlias = _typing.Literal["tensors_rank"]  # noqa: Y015
     _WhichOneofArgType__tensors_rank: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank"]  # noqa: Y015
@@ -1721,23 +1747,49 @@ Global___OpenExchangeRequest: _TypeAlias = OpenExchangeRequest  # noqa: Y015
 class OpenExchangeReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PORT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    port: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataAddress]:
+        """the data port on each network card for state, in the order of the cards"""
+
     def __init__(
         self,
         *,
-        port: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        addresses: _abc.Iterable[Global___DataAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenExchangeReply: _TypeAlias = OpenExchangeReply  # noqa: Y015
+
+@_typing.final
+class DataAddress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """empty: the host at which the caller reaches this agent"""
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataAddress: _TypeAlias = DataAddress  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):

@@ -69,7 +69,7 @@ class AgentStub:
     Clear: _aio.UnaryUnaryMultiCallable[_agent_pb2.ClearRequest, _agent_pb2.ClearReply]
     """Forget the events of a fault that was repaired, e.g. lines of the kernel log, and inspect again."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
-    """Return the port and the token for sending or fetching state. Called by other agents."""
+    """Return the addresses and the token for sending or fetching state. Called by other agents."""
     Diagnose: _aio.UnaryStreamMultiCallable[_agent_pb2.DiagnoseRequest, _agent_pb2.DiagnoseReply]
     """Run diagnostic tests on this machine in sequence, and stream their results. It is refused while ranks live here. If
     the machine has a stopped job, the caller must name this job. A Launch ends the tests.
@@ -262,7 +262,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.OpenExchangeRequest,
         context: _aio.ServicerContext[_agent_pb2.OpenExchangeRequest, _abc.Awaitable[_agent_pb2.OpenExchangeReply]],
     ) -> _abc.Awaitable[_agent_pb2.OpenExchangeReply]:
-        """Return the port and the token for sending or fetching state. Called by other agents."""
+        """Return the addresses and the token for sending or fetching state. Called by other agents."""
 
     @_abc_1.abstractmethod
     def Diagnose(

@@ -14,7 +14,9 @@ from pathlib import Path
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
+from agent.checkpoints.peers.send_slot import Lane
 from agent.checkpoints.peers.wire import Wire, connect
+from everstep.base.addresses import Address
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
@@ -36,12 +38,17 @@ class Side:
         self.shm = fresh_shm()
         self.received = PeerBackups(self.shm, fenced)
         self.tokens = Tokens()
-        self.port = DataPort(HOST, self.tokens)
+        self.port = DataPort([HOST], self.tokens)
+        self.address = self.port.addresses[0]
         self.port.start(lambda job: self.received if job == JOB else None)
 
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:
-        port = through.port if through else self.port.port
-        return connect(HOST, port, JOB, self.tokens.issue(JOB), patience_s=patience_s)
+        address = Address(HOST, through.port) if through else self.address
+        return connect(address, JOB, self.tokens.issue(JOB), patience_s=patience_s)
+
+    def lanes(self, count: int = 1, through: Network | None = None, *, piece: int = 20_000) -> list[Lane]:
+        """Connect several times."""
+        return [Lane(self.connect(through), memoryview(bytearray(piece))) for _ in range(count)]
 
     def payload(self, rank: int, step: int, prefix: str = "backup") -> bytes:
         """Return the bytes of a held slot. Its headers and its checksum are intact."""

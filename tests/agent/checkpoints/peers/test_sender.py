@@ -11,6 +11,7 @@ import pytest
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers import peer_sender
+from agent.checkpoints.peers.cards import Cards
 from agent.checkpoints.peers.sender import Sender
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import SaveWatch
@@ -37,12 +38,12 @@ class Mine:
         chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
         launch = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
-        self.sender = Sender(place, launch, self._connect)
+        self.sender = Sender(place, launch, self._connect, Cards())
         self.save_watch = SaveWatch(here.shm, [self.sender.on_saved])
         self.sender.start()
         self.save_watch.start()
 
-    def _connect(self, address: str, job: str, closing: threading.Event) -> Wire:
+    def _connect(self, address: str, job: str, card: int, closing: threading.Event) -> Wire:
         if self.failure:
             raise self.failure
         self.connections += 1
