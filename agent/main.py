@@ -147,8 +147,10 @@ async def _run(options: AgentOptions, server: grpc.aio.Server, address: Address)
     reaper = Reaper(partial(end_of, options.template) if options.template else None)
     reaper.install()
     cards = find_cards(options.host, options.data_cards)
-    for note in cards.notes:
-        logger.warning("backups and network cards", note=note)
+    if cards.why_not:
+        logger.warning("ranks of this machine have no backups", reason=cards.why_not)
+    elif cards.without_speed:
+        logger.warning("backups are not limited: the speed of their cards is not known", cards=cards.without_speed)
     try:
         exchange = Exchange(options.machine, options.host, cards, options.data_ports, options.peers)
     except OSError as error:

@@ -119,7 +119,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
             offer = Offer(
                 machine="m0", rank=0, generation=1, resume_step=0, slots=2, header=Header(**as_message(header))
             )
-            outcome = put([Lane(wire, buffer)], reader, header, offer)
+            outcome = put(lambda _: [Lane(wire, buffer)], reader, header, offer)
             if outcome.fate is not Fate.KEPT:
                 raise RuntimeError(f"a backup was not kept: {outcome.fate.value} {outcome.reason}")
 

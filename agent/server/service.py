@@ -147,6 +147,8 @@ class AgentService(DiagnoseService, CodeService):
             pid=os.getpid(),
             room=await self._room(),
             hardware=self._hardware,
+            no_backups=self.host.exchange.cards.why_not,
+            cards_without_speed=self.host.exchange.cards.without_speed,
         )
         if (servers := self.host.fork_servers).prewarm:
             warm = servers.warm

@@ -57,7 +57,8 @@ class DescribeReply(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
-    NETWORK_NOTES_FIELD_NUMBER: _builtins.int
+    NO_BACKUPS_FIELD_NUMBER: _builtins.int
+    CARDS_WITHOUT_SPEED_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
@@ -66,6 +67,8 @@ class DescribeReply(_message.Message):
     time_ns: _builtins.int
     hardware: _builtins.str
     """model and number of processors and GPUs, which decide bits; empty: not known yet"""
+    no_backups: _builtins.str
+    """why this machine sends and receives no backups; empty: it does"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
@@ -75,8 +78,8 @@ class DescribeReply(_message.Message):
         """unset: the agent keeps no fork server ready"""
 
     @_builtins.property
-    def network_notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what a user should know about backups and network cards, in sentences"""
+    def cards_without_speed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """network cards for backups whose speed is not known"""
 
     def __init__(
         self,
@@ -90,11 +93,12 @@ class DescribeReply(_message.Message):
         time_ns: _builtins.int = ...,
         warm: Global___WarmForkServer | None = ...,
         hardware: _builtins.str = ...,
-        network_notes: _abc.Iterable[_builtins.str] | None = ...,
+        no_backups: _builtins.str = ...,
+        cards_without_speed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "network_notes", b"network_notes", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards_without_speed", b"cards_without_speed", "hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "no_backups", b"no_backups", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

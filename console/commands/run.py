@@ -253,6 +253,7 @@ async def _run(
     from console.views.display import Ending, display_for
     from console.views.follower import Follower, detached
     from controlplane.job_file.checks import env_warnings
+    from controlplane.start_checks.backups import backup_warnings
     from controlplane.start_checks.machines import choose_machines
     from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
     from controlplane.start_checks.storage import check_storage
@@ -269,6 +270,8 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
+        for warning in await backup_warnings(control, spec, chosen):
+            display.note(f"warning: {warning}")
         spec, versions, notes = await _code(control, spec, start.version, resume_from, display.note)
         for note in notes:
             display.note(note)

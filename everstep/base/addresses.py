@@ -44,7 +44,7 @@ def parse_address_with_ports(text: str) -> tuple[str, Ports]:
     """
     host, colon, ports = text.rpartition(":")
     in_brackets = host.startswith("[") and host.endswith("]")
-    if not in_brackets and ":" in host:
+    if ":" in host and "[" not in text:
         raise ValueError(f"{text!r} has an IPv6 address without brackets; write it as in [fd00::17]:7070")
     host = host[1:-1] if in_brackets else host
     if not colon or not host or (in_brackets and not _is_ipv6(host)) or set(host) & set("[]/ "):

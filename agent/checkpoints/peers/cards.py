@@ -42,21 +42,13 @@ class Cards:
         return card_of(local_rank, self.cards, self.gpus)
 
     @property
-    def notes(self) -> list[str]:
-        """Return what an operator should know, in sentences."""
-        if self.why_not:
-            return [f"Ranks of this machine have no backups: {self.why_not}."]
-        unknown = [card.name or "the card with the agent's address" for card in self.cards if not _has_limit(card)]
-        if not unknown:
-            return []
+    def without_speed(self) -> list[str]:
+        """Return the cards whose speed is not known; backups are not limited to a share of it."""
         return [
-            f"The speed of {listed(unknown)} is not known, so backups are not limited to a share of it: set "
-            "backup_rate_mb_s in the job's [checkpoint] to limit them."
+            card.name or "the card with the agent's address"
+            for card in self.cards
+            if not (card.loopback or card.speed_mbit or self.why_not)
         ]
-
-
-def _has_limit(card: Card) -> bool:
-    return card.loopback or card.speed_mbit > 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, remember
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.own_slots import on_own_file
-from agent.checkpoints.peers.parts import connections_for
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.send_slot import Fate, Lane, Outcome, put
 from agent.checkpoints.peers.wire import Wire
@@ -240,8 +239,15 @@ class PeerSender:
             return self._put(reader, header, offer)
 
     def _put(self, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
-        lanes = self._connected(connections_for(header.payload_bytes, self._connections))
-        return put(lanes, reader, header, offer, limits=self._limits, closing=self._closing)
+        return put(
+            self._connected,
+            reader,
+            header,
+            offer,
+            connections=self._connections,
+            limits=self._limits,
+            closing=self._closing,
+        )
 
     def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
         """Record the outcome of an offered slot; returns False if the next try must wait."""

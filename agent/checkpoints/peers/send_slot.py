@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from agent.checkpoints.peers.copy_requests import Join, Offer, Part
-from agent.checkpoints.peers.parts import Parts, on_each
+from agent.checkpoints.peers.parts import Parts, connections_for, on_each
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.wire import SILENT_S, Message, Wire
 from everstep.errors import WireError
@@ -52,22 +52,37 @@ class Lane(NamedTuple):
     """Memory for the piece that is sent; its size is the largest size of a piece."""
 
 
+Connected = Callable[[int], Sequence[Lane]]
+"""``connected(count)``: return this many connections to the peer; the first one is always the same."""
+
+
 def put(
-    lanes: Sequence[Lane],
+    connected: Connected,
     reader: SlotReader,
     header: SlotHeader,
     offer: Offer,
     *,
+    connections: int = 1,
     limits: Sequence[Limiter] = (),
     closing: threading.Event | None = None,
 ) -> Outcome:
-    """Offer a slot and send the bytes that the peer lacks, over all connections at once; the peer verifies the slot.
+    """Offer a slot, and send the bytes that the peer lacks over several connections at once; the peer verifies it.
+
+    Args:
+        connected: Makes connections. Further ones are made when they are needed, because the peer closes a connection
+            that does not begin soon.
+        reader: The slot's file.
+        header: Header of the slot.
+        offer: The offer, with the same header.
+        connections: The most connections that are used.
+        limits: Limits of the rate; all of them hold.
+        closing: Ends the wait for the limits.
 
     Raises:
         OSError, WireError: a connection broke, and all are unusable now; the peer keeps the received parts, and needs
             only the others at the next offer.
     """
-    lead = lanes[0].wire
+    lead = connected(1)[0].wire
     lead.send(offer.model_dump())
     reply = lead.receive()
     if reply.get("allocating"):
@@ -78,6 +93,7 @@ def put(
         return _refusal(reply)
     sending = _Sending(reader, header, reply, limits, closing or threading.Event())
     if not reply.get("held"):
+        lanes = connected(connections_for(sending.bytes, connections))
         buffers = {lane.wire: lane.buffer for lane in lanes}
         join = Join(rank=offer.rank, transfer=int(reply.get("transfer", 0)))
         on_each(list(buffers), lambda wire: sending.run(wire, buffers[wire], None if wire is lead else join))

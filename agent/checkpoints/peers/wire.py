@@ -11,6 +11,7 @@ because the slot was overwritten meanwhile.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -310,5 +311,6 @@ def _connected(address: Address, card: Card, timeout_s: float) -> socket.socket:
     except OSError as error:
         connection.close()
         sent_from = f" from {card.name} ({card.host})" if card.host else ""
-        raise OSError(error.errno, f"{address} is not reached{sent_from}: {error.strerror or error}") from error
+        reason = f"{address} is not reached{sent_from}: {error.strerror or error}"
+        raise OSError(error.errno or errno.ETIMEDOUT, reason) from error
     return connection

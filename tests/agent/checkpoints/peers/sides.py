@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
-from agent.checkpoints.peers.send_slot import Lane
+from agent.checkpoints.peers.send_slot import Connected, Lane
 from agent.checkpoints.peers.wire import Wire, connect
 from everstep.base.addresses import Address
 from everstep.slots.file import SlotFile
@@ -45,10 +45,6 @@ class Side:
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:
         address = Address(HOST, through.port) if through else self.address
         return connect(address, JOB, self.tokens.issue(JOB), patience_s=patience_s)
-
-    def lanes(self, count: int = 1, through: Network | None = None, *, piece: int = 20_000) -> list[Lane]:
-        """Connect several times."""
-        return [Lane(self.connect(through), memoryview(bytearray(piece))) for _ in range(count)]
 
     def payload(self, rank: int, step: int, prefix: str = "backup") -> bytes:
         """Return the bytes of a held slot. Its headers and its checksum are intact."""
@@ -100,6 +96,12 @@ def offer(header: SlotHeader, *, rank: int = 0, generation: int = 1, resume_step
         slots=2,
         header=Header(**as_message(header)),
     )
+
+
+def only(wire: Wire, piece: int = 20_000) -> Connected:
+    """Return what ``put`` needs to send over one connection, in pieces of this size."""
+    lane = Lane(wire, memoryview(bytearray(piece)))
+    return lambda count: [lane]
 
 
 class Network:

@@ -13,11 +13,11 @@ import pytest
 
 from agent.checkpoints.peers import backups as received_module
 from agent.checkpoints.peers.copy_requests import Part, Request
-from agent.checkpoints.peers.send_slot import Fate, Lane, Outcome, put
+from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.peers.sides import Side, offer, save, side
+from tests.agent.checkpoints.peers.sides import Side, offer, only, save, side
 
 DATA = bytes(range(256)) * 400
 
@@ -37,7 +37,7 @@ class Owner:
     def send_header(self, header: SlotHeader, *, generation: int = 1, resume_step: int = 0) -> Outcome:
         made = offer(header, rank=self.rank, generation=generation, resume_step=resume_step)
         with contextlib.closing(SlotReader(self.path)) as reader, contextlib.closing(self.peer.connect()) as wire:
-            return put([Lane(wire, memoryview(bytearray(10_000)))], reader, header, made)
+            return put(only(wire, 10_000), reader, header, made)
 
 
 def test_a_stopped_generation_adds_nothing() -> None:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.checkpoints.peers.fetch import fetch_range, fetch_slot
-from agent.checkpoints.peers.send_slot import Fate, Lane, put
+from agent.checkpoints.peers.send_slot import Fate, put
 from agent.checkpoints.peers.wire import connect
 from everstep.base.addresses import Address
 from everstep.errors import AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.peers.sides import HOST, JOB, Network, offer, save, side
+from tests.agent.checkpoints.peers.sides import HOST, JOB, Network, offer, only, save, side
 
 SIZES = st.integers(0, 300_000)
 BREAKS = st.lists(st.integers(0, 350_000), max_size=4)
@@ -27,13 +27,9 @@ HELLO = 8 + 32 + 40
 """The approximate number of bytes before the first message."""
 
 
-def send(path, header, *wires, piece: int = 20_000, **more):  # type: ignore[no-untyped-def]
-    with contextlib.ExitStack() as opened:
-        reader = opened.enter_context(contextlib.closing(SlotReader(path)))
-        for wire in wires:
-            opened.enter_context(contextlib.closing(wire))
-        lanes = [Lane(wire, memoryview(bytearray(piece))) for wire in wires]
-        return put(lanes, reader, header, offer(header, **more))
+def send(path, header, wire, piece: int = 20_000, **more):  # type: ignore[no-untyped-def]
+    with contextlib.closing(SlotReader(path)) as reader, contextlib.closing(wire):
+        return put(only(wire, piece), reader, header, offer(header, **more))
 
 
 @settings(max_examples=30)
@@ -161,10 +157,9 @@ def test_a_slot_that_the_rank_needs_is_given_up() -> None:
         with contextlib.closing(SlotFile(path, slots=3)) as file:
             file.forget(7)
         with contextlib.closing(peer.connect()) as wire, contextlib.closing(SlotReader(path)) as reader:
-            lanes = [Lane(wire, memoryview(bytearray(1 << 16)))]
-            assert put(lanes, reader, header, offer(header)).fate is Fate.GONE
+            assert put(only(wire), reader, header, offer(header)).fate is Fate.GONE
             again = save(path, 8, bytes(100_000))
-            assert put(lanes, reader, again, offer(again)).fate is Fate.KEPT, (
+            assert put(only(wire), reader, again, offer(again)).fate is Fate.KEPT, (
                 "the next step is sent on the same connection"
             )
 
