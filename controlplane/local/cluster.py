@@ -240,8 +240,8 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
     if choice.binary:
         command = start_command(
             choice.binary,
-            port=_port(cluster.temporal_address),
-            ui_port=_port(cluster.ui_url),
+            port=parse_address(cluster.temporal_address).port,
+            ui_port=parse_address(_ui_address(cluster)).port,
             database=cluster.database,
             namespace=cluster.namespace,
         )
@@ -265,15 +265,15 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
     return ClusterPlan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 
 
-def _port(address: str) -> int:
-    return parse_address(address).port
+def _ui_address(cluster: ClusterFile) -> str:
+    return cluster.ui_url.removeprefix("http://")
 
 
 def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
     """Process name → the address on which it listens."""
     found = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
     if choice.binary:
-        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
+        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": _ui_address(cluster)}
     return found
 
 

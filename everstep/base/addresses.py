@@ -42,12 +42,13 @@ def parse_address_with_ports(text: str) -> tuple[str, Ports]:
     Raises:
         ValueError: the text is not an address; the message says what is wrong.
     """
-    host, colon, ports = text.rpartition(":")
-    in_brackets = host.startswith("[") and host.endswith("]")
-    if ":" in host and "[" not in text:
+    name, colon, ports = text.rpartition(":")
+    if _is_ipv6(name):
         raise ValueError(f"{text!r} has an IPv6 address without brackets; write it as in [fd00::17]:7070")
-    host = host[1:-1] if in_brackets else host
-    if not colon or not host or (in_brackets and not _is_ipv6(host)) or set(host) & set("[]/ "):
+    in_brackets = name.startswith("[") and name.endswith("]")
+    host = name[1:-1] if in_brackets else name
+    is_host = _is_ipv6(host) if in_brackets else bool(host) and not set(host) & set("[]/: ")
+    if not colon or not is_host:
         raise ValueError(f"{text!r} is not host:port, e.g. 10.0.4.17:7070 or [fd00::17]:7070")
     return host, Ports.parse(ports)
 

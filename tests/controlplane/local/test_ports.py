@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from controlplane.local import ports
+from everstep.base.addresses import Ports
 from everstep.errors import ClusterError
 
 HOST = "127.0.0.1"
@@ -44,6 +45,13 @@ def test_what_is_listened_to_is_not_chosen() -> None:
     with socket.create_server((HOST, 0)) as server, ports.Claims() as claims:
         port = server.getsockname()[1]
         assert claims.choose(HOST, preferred=port).port != port
+
+
+def test_a_range_without_a_free_port_is_named() -> None:
+    with ports.Claims() as claims, ports.Claims() as others:
+        port = claims.choose(HOST).port
+        with pytest.raises(ClusterError, match=f"no port is free on {HOST}: port {port} of {HOST} is taken"):
+            others.choose(HOST, Ports(port, port))
 
 
 def test_an_address_that_is_not_this_computer_s_has_no_port() -> None:

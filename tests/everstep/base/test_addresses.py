@@ -52,7 +52,7 @@ def test_any_text_is_an_address_or_an_error_that_names_it(text: str) -> None:
         ("gpu-0417:70000", "not a port or a range of ports up to 65535"),
         ("gpu-0417:7010-7000", "the lower one first"),
         ("gpu-0417:7000-7010", "has a range of ports; give one port"),
-        ("http://gpu-0417:7070", "without brackets"),
+        ("http://gpu-0417:7070", "is not host:port"),
         ("gpu 0417:7070", "is not host:port"),
     ],
 )

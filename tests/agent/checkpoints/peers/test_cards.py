@@ -301,10 +301,10 @@ def test_a_card_sends_itself_although_another_card_is_in_the_same_network() -> N
             port.start(lambda _: PeerBackups(there))
         ended.callback(port.close)
         with entered(HERE):
-            [card] = find_cards("10.97.4.1", ("rail1",)).cards
+            [rail] = find_cards("10.97.4.1", ("rail1",)).cards
             before = netlink.links()["rail1"].statistics["tx_bytes"]
             for _ in range(20):
-                with contextlib.closing(connect(port.addresses[0], JOB, tokens.issue(JOB), card=card)) as wire:
+                with contextlib.closing(connect(port.addresses[0], JOB, tokens.issue(JOB), card=rail)) as wire:
                     wire.send({"op": "get", "rank": 0, "step": 1, "file": "own"})
                     assert "gone" in wire.receive()
             after = netlink.links()["rail1"].statistics["tx_bytes"]

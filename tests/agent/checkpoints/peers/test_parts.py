@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import xxhash
@@ -18,7 +19,7 @@ PART = 100
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_parts() -> None:
+def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts_module, "PART", PART)
         yield
