@@ -22,7 +22,7 @@ from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.fetch import fetch_slot
-from agent.checkpoints.peers.send_slot import Fate, Lane, put
+from agent.checkpoints.peers.send_slot import Fate, PeerConnection, put
 from agent.checkpoints.peers.wire import Wire, connect
 from benchmarks import forks
 from benchmarks.checkpoint_saves import scratch
@@ -119,7 +119,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
             offer = Offer(
                 machine="m0", rank=0, generation=1, resume_step=0, slots=2, header=Header(**as_message(header))
             )
-            outcome = put(lambda _: [Lane(wire, buffer)], reader, header, offer)
+            outcome = put(lambda _: [PeerConnection(wire, buffer)], reader, header, offer)
             if outcome.fate is not Fate.KEPT:
                 raise RuntimeError(f"a backup was not kept: {outcome.fate.value} {outcome.reason}")
 

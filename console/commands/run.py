@@ -143,9 +143,10 @@ def run(  # noqa: PLR0917 - options of a command
     the job continues, and it also continues if this command is killed.
 
     Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from, env_file,
-    redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in env_from, and
-    never write them into env (docs/guides/security.md). The table checkpoint decides where copies of the training state
-    are kept: docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
+    redact, store_ports, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in
+    env_from, and never write them into env (docs/guides/security.md). store_ports limits the ports of the rendezvous
+    store: docs/guides/deploy.md. The table checkpoint decides where copies of the training state are kept:
+    docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
     Environment variables can set these keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets
     checkpoint.slots.
 

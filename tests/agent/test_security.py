@@ -189,7 +189,11 @@ async def test_what_an_agent_cannot_start_with(tmp_path: Path) -> None:
         same = RunningAgent(tmp_path)
         nonsense = RunningAgent(tmp_path / "third")
         nonsense.address = "here"
-        wrong = {taken: "the port is taken", same: "another agent uses", nonsense: "must be host:port"}
+        wrong = {
+            taken: "is taken: stop a program that uses one",
+            same: "another agent uses",
+            nonsense: "is not host:port",
+        }
         for bad, message in wrong.items():
             bad.folder.mkdir(exist_ok=True)
             done = subprocess.run(bad.command(), check=False, capture_output=True, text=True)  # noqa: ASYNC221

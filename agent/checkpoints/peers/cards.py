@@ -52,7 +52,7 @@ class Cards:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineNetwork:
     """What this machine's kernel says about interfaces and devices; tests replace it."""
 
     links: Callable[[], dict[str, Link]] = netlink.links
@@ -61,7 +61,7 @@ class Machine:
     sys: Path = Path("/sys")
 
 
-def find_cards(host: str, wanted: Sequence[str], machine: Machine | None = None) -> Cards:
+def find_cards(host: str, wanted: Sequence[str], machine: MachineNetwork | None = None) -> Cards:
     """Return the cards that carry state.
 
     Args:
@@ -72,7 +72,7 @@ def find_cards(host: str, wanted: Sequence[str], machine: Machine | None = None)
     Raises:
         ConfigError: an interface in ``wanted`` does not exist or has no address.
     """
-    machine = machine or Machine()
+    machine = machine or MachineNetwork()
     try:
         links, addresses = machine.links(), machine.addresses()
     except CannotInspect as error:
@@ -88,7 +88,9 @@ def find_cards(host: str, wanted: Sequence[str], machine: Machine | None = None)
         if link is None:
             return Card(host=address)
         speed = machine.speeds().get(link.name, 0) if link.kind in WITH_SPEED else 0
-        return Card(link.name, address, speed, _device(machine.sys / "class/net" / link.name / "device"))
+        # /sys may show another network namespace, where a virtual interface of this one would be a card.
+        device = _device(machine.sys / "class/net" / link.name / "device") if link.kind in HARDWARE else None
+        return Card(link.name, address, speed, device)
 
     if wanted:
         cards = tuple(card(*_chosen(name, links, addresses)) for name in wanted)

@@ -47,7 +47,7 @@ class Offer(BaseModel):
     header: Header
 
 
-class Part(BaseModel):
+class PartHeader(BaseModel):
     """The message before each part of a PUT, and after the last one."""
 
     model_config = ConfigDict(strict=True)
@@ -102,14 +102,14 @@ def as_header(message: object) -> SlotHeader:
         raise WireError(f"a header is not valid: {error.errors()[0]['msg']}") from error
 
 
-def as_part(message: Message) -> Part:
+def as_part(message: Message) -> PartHeader:
     """Parse a message before a part.
 
     Raises:
         WireError: the message is not valid.
     """
     try:
-        return Part.model_validate(message)
+        return PartHeader.model_validate(message)
     except ValidationError as error:
         raise WireError(f"a part of a copy is not valid: {error.errors()[0]['msg']}") from error
 

@@ -21,7 +21,7 @@ from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, reme
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.own_slots import on_own_file
 from agent.checkpoints.peers.rate_limit import Limiter
-from agent.checkpoints.peers.send_slot import Fate, Lane, Outcome, put
+from agent.checkpoints.peers.send_slot import Fate, Outcome, PeerConnection, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_STEP
@@ -83,7 +83,7 @@ class PeerSender:
         self._kept_at = time.monotonic()
         self._let_go = False
         self._spoiled: set[tuple[int, SlotHeader]] = set()
-        self._lanes: list[Lane] = []
+        self._open: list[PeerConnection] = []
         self._lock = threading.Lock()
         self._due = threading.Event()
         self._closing = threading.Event()
@@ -112,8 +112,8 @@ class PeerSender:
         self._closing.set()
         self._due.set()
         with self._lock:
-            for lane in self._lanes:
-                lane.wire.cut()
+            for one in self._open:
+                one.wire.cut()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -229,7 +229,7 @@ class PeerSender:
             keep=self._state(rank).backup_whole,
             header=Header(**as_message(header)),
         )
-        fresh = not self._lanes
+        fresh = not self._open
         try:
             return self._put(reader, header, offer)
         except (OSError, AgentError):
@@ -311,21 +311,21 @@ class PeerSender:
                 self._place.saved.update(rank, backup_problem=text)
                 self._log.warning("backups do not go through", rank=rank, reason=text)
 
-    def _connected(self, count: int) -> list[Lane]:
+    def _connected(self, count: int) -> list[PeerConnection]:
         """Return this many connections, which are made unless they exist."""
-        while len(self._lanes) < count:
+        while len(self._open) < count:
             wire = self._connect(self._address, self._place.job, self._card, self._closing)
             with self._lock:
-                self._lanes.append(Lane(wire, memoryview(bytearray(self._piece))))
+                self._open.append(PeerConnection(wire, memoryview(bytearray(self._piece))))
                 if self._closing.is_set():
                     wire.cut()
-        return self._lanes[:count]
+        return self._open[:count]
 
     def _disconnect(self) -> None:
         with self._lock:
-            lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.wire.close()
+            opened, self._open = self._open, []
+        for one in opened:
+            one.wire.close()
 
 
 def _newest(held: Mapping[int, Mapping[int, SlotHeader]]) -> int:

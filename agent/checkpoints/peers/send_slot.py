@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from agent.checkpoints.peers.copy_requests import Join, Offer, Part
+from agent.checkpoints.peers.copy_requests import Join, Offer, PartHeader
 from agent.checkpoints.peers.parts import Parts, connections_for, on_each
 from agent.checkpoints.peers.rate_limit import Limiter
 from agent.checkpoints.peers.wire import SILENT_S, Message, Wire
@@ -44,7 +44,7 @@ class Outcome:
     bytes: int = 0
 
 
-class Lane(NamedTuple):
+class PeerConnection(NamedTuple):
     """One of the connections over which a slot is sent."""
 
     wire: Wire
@@ -52,7 +52,7 @@ class Lane(NamedTuple):
     """Memory for the piece that is sent; its size is the largest size of a piece."""
 
 
-Connected = Callable[[int], Sequence[Lane]]
+Connected = Callable[[int], Sequence[PeerConnection]]
 """``connected(count)``: return this many connections to the peer; the first one is always the same."""
 
 
@@ -93,11 +93,11 @@ def put(
         return _refusal(reply)
     sending = _Sending(reader, header, reply, limits, closing or threading.Event())
     if not reply.get("held"):
-        lanes = connected(connections_for(sending.bytes, connections))
-        buffers = {lane.wire: lane.buffer for lane in lanes}
+        opened = connected(connections_for(sending.bytes, connections))
+        buffers = {one.wire: one.buffer for one in opened}
         join = Join(rank=offer.rank, transfer=int(reply.get("transfer", 0)))
         on_each(list(buffers), lambda wire: sending.run(wire, buffers[wire], None if wire is lead else join))
-        lead.send(Part(gone=sending.gone.is_set()).model_dump())
+        lead.send(PartHeader(gone=sending.gone.is_set()).model_dump())
         if sending.gone.is_set():
             return _why_short(reader, header)
     lead.set_patience(SILENT_S + header.payload_bytes / VERIFY_BYTES_PER_S)
@@ -147,11 +147,11 @@ class _Sending:
         while not self.gone.is_set() and (part := self._parts.take()):
             self._send(wire, buffer, *part)
         if join:
-            wire.send(Part().model_dump())
+            wire.send(PartHeader().model_dump())
             wire.receive()
 
     def _send(self, wire: Wire, buffer: memoryview, at: int, stop: int) -> None:
-        wire.send(Part(start=at, stop=stop).model_dump())
+        wire.send(PartHeader(start=at, stop=stop).model_dump())
         piece = buffer[: min(limit.piece(len(buffer)) for limit in self._limits)] if self._limits else buffer
         while at < stop:
             wanted = piece[: stop - at]

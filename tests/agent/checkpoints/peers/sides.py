@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
-from agent.checkpoints.peers.send_slot import Connected, Lane
+from agent.checkpoints.peers.send_slot import Connected, PeerConnection
 from agent.checkpoints.peers.wire import Wire, connect
 from everstep.base.addresses import Address
 from everstep.slots.file import SlotFile
@@ -100,8 +100,8 @@ def offer(header: SlotHeader, *, rank: int = 0, generation: int = 1, resume_step
 
 def only(wire: Wire, piece: int = 20_000) -> Connected:
     """Return what ``put`` needs to send over one connection, in pieces of this size."""
-    lane = Lane(wire, memoryview(bytearray(piece)))
-    return lambda count: [lane]
+    one = PeerConnection(wire, memoryview(bytearray(piece)))
+    return lambda count: [one]
 
 
 class Network:

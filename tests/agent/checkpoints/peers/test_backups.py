@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.peers import backups as received_module
-from agent.checkpoints.peers.copy_requests import Part, Request
+from agent.checkpoints.peers.copy_requests import PartHeader, Request
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from everstep.slots.format import SlotHeader
@@ -79,7 +79,7 @@ def test_a_stop_breaks_off_what_is_on_its_way() -> None:
 
 def begin(wire: Wire, header: SlotHeader) -> None:
     """Send the first bytes of a slot."""
-    wire.send(Part(start=0, stop=header.payload_bytes).model_dump())
+    wire.send(PartHeader(start=0, stop=header.payload_bytes).model_dump())
     wire.send_chunk(memoryview(DATA)[:50_000])
 
 
@@ -88,7 +88,7 @@ def _finish(wire: Wire, header: SlotHeader, path: Path) -> None:
         rest = bytearray(header.payload_bytes)
         reader.read_into(header, 0, memoryview(rest))
     wire.send_chunk(memoryview(rest)[50_000:])
-    wire.send(Part().model_dump())
+    wire.send(PartHeader().model_dump())
     wire.receive()
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers.backups import PeerBackups
-from agent.checkpoints.peers.cards import Cards, Machine, find_cards
+from agent.checkpoints.peers.cards import Cards, MachineNetwork, find_cards
 from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.sender import Sender
 from agent.checkpoints.peers.wire import Wire, connect
@@ -69,7 +69,9 @@ class Node:
 
     def find(self, *wanted: str, host: str = "10.0.4.17") -> Cards:
         by_name = {link.name: link for link in self.links}
-        return find_cards(host, wanted, Machine(lambda: by_name, lambda: self.addresses, lambda: self.speeds, self.sys))
+        return find_cards(
+            host, wanted, MachineNetwork(lambda: by_name, lambda: self.addresses, lambda: self.speeds, self.sys)
+        )
 
 
 @pytest.fixture
@@ -163,7 +165,7 @@ def test_a_kernel_that_does_not_answer_is_no_reason_against_backups(node: Node) 
     def silent() -> dict[str, Link]:
         raise CannotInspect("no answer")
 
-    machine = Machine(silent, dict, dict, node.sys)
+    machine = MachineNetwork(silent, dict, dict, node.sys)
     assert find_cards("10.0.4.17", (), machine).why_not == ""
     with pytest.raises(ConfigError, match="--data-cards cannot be checked: no answer"):
         find_cards("10.0.4.17", ("ib0",), machine)

@@ -30,7 +30,7 @@ def header(size: int, step: int = 7) -> SlotHeader:
 
 
 @given(st.integers(0, 1200), st.integers(1, 60), st.integers(1, 5), st.randoms())
-def test_any_order_ends_with_the_same_checksum(size: int, piece: int, lanes: int, numbers: random.Random) -> None:
+def test_any_order_ends_with_the_same_checksum(size: int, piece: int, wires: int, numbers: random.Random) -> None:
     """Each connection carries its part in pieces; after a random number of pieces, all connections break."""
     data = numbers.randbytes(size)
     view = memoryview(bytearray(size))
@@ -38,18 +38,18 @@ def test_any_order_ends_with_the_same_checksum(size: int, piece: int, lanes: int
     sent = 0
     while missing := incoming.missing():
         parts, breaks_after = Parts(missing), numbers.randint(1, 40)
-        taken = {lane: parts.take() for lane in range(lanes)}
+        taken = {wire: parts.take() for wire in range(wires)}
         for _ in range(breaks_after):
-            busy = [lane for lane, part in taken.items() if part]
+            busy = [wire for wire, part in taken.items() if part]
             if not busy:
                 break
-            lane = numbers.choice(busy)
-            start, stop = taken[lane]  # type: ignore[misc]
+            wire = numbers.choice(busy)
+            start, stop = taken[wire]  # type: ignore[misc]
             end = min(start + piece, stop)
             incoming.room(start, stop)[: end - start] = data[start:end]
             incoming.arrived(start, end)
             sent += end - start
-            taken[lane] = (end, stop) if end < stop else parts.take()
+            taken[wire] = (end, stop) if end < stop else parts.take()
     assert sent == size == incoming.done, "no byte was carried twice"
     assert bytes(view) == data
     assert incoming.checksum() == xxhash.xxh3_64_intdigest(data, seed=7)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.checkpoints.peers import data_port, parts
-from agent.checkpoints.peers.copy_requests import Join, Part
+from agent.checkpoints.peers.copy_requests import Join, PartHeader
 from agent.checkpoints.peers.fetch import fetch_slot
 from agent.checkpoints.peers.rate_limit import Limiter
-from agent.checkpoints.peers.send_slot import Fate, Lane, Outcome, put
+from agent.checkpoints.peers.send_slot import Fate, Outcome, PeerConnection, put
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import WireError
 from everstep.slots.file import SlotFile
@@ -26,7 +26,9 @@ from tests.agent.checkpoints.peers.sides import Network, Side, offer, save, side
 
 PART = 40_000
 DATA = random.Random(5).randbytes(10 * PART)
-LANES = 4
+MOST = 4
+HELLO = 1_000
+"""At most as many bytes come before the first part."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,26 +38,26 @@ def _small_parts() -> Iterator[None]:
         yield
 
 
-class Lanes:
+class Connections:
     """Connections of a sender, which are made on demand."""
 
     def __init__(self, peer: Side, through: Network | None = None) -> None:
         self._peer, self._through = peer, through
-        self.made: list[Lane] = []
+        self.made: list[PeerConnection] = []
 
-    def __call__(self, count: int) -> list[Lane]:
+    def __call__(self, count: int) -> list[PeerConnection]:
         while len(self.made) < count:
-            self.made.append(Lane(self._peer.connect(self._through), memoryview(bytearray(15_000))))
+            self.made.append(PeerConnection(self._peer.connect(self._through), memoryview(bytearray(15_000))))
         return self.made[:count]
 
     def close(self) -> None:
-        for lane in self.made:
-            lane.wire.close()
+        for one in self.made:
+            one.wire.close()
 
 
-def send(mine: Side, header: SlotHeader, lanes: Lanes, *limits: Limiter) -> Outcome:
+def send(mine: Side, header: SlotHeader, opened: Connections, *limits: Limiter) -> Outcome:
     with contextlib.closing(SlotReader(mine.shm / "checkpoint-0")) as reader:
-        return put(lanes, reader, header, offer(header), connections=LANES, limits=limits)
+        return put(opened, reader, header, offer(header), connections=MOST, limits=limits)
 
 
 @settings(max_examples=25)
@@ -66,14 +68,14 @@ def test_a_backup_whose_connections_break_anywhere_ends_with_the_same_bytes(
     with side() as mine, side() as peer, Network(peer.address.port, breaks=breaks) as network:
         header = save(mine.shm / "checkpoint-0", 7, numbers.randbytes(size))
         for _ in range(len(breaks) + 1):
-            with contextlib.closing(Lanes(peer, network)) as lanes:
+            with contextlib.closing(Connections(peer, network)) as opened:
                 try:
-                    outcome = send(mine, header, lanes)
+                    outcome = send(mine, header, opened)
                 except (OSError, WireError):
                     assert peer.steps(0) == [], "a part of a slot does not count"
                     continue
                 assert outcome.fate is Fate.KEPT
-                assert len(lanes.made) <= LANES
+                assert len(opened.made) <= MOST
                 break
         else:
             raise AssertionError("at least one attempt must have been without a break")
@@ -88,18 +90,18 @@ def test_a_restore_whose_connections_break_anywhere_ends_with_the_same_bytes(
     with side() as mine, side() as peer, Network(peer.address.port, breaks=breaks, back=True) as network:
         save(peer.shm / "backup-3", 7, numbers.randbytes(size))
         with contextlib.closing(SlotFile(mine.shm / "checkpoint-3", slots=3)) as into:
-            fetch_slot(lambda: peer.connect(network), 3, 7, "backup", into, connections=LANES)
+            fetch_slot(lambda: peer.connect(network), 3, 7, "backup", into, connections=MOST)
         assert mine.payload(3, 7, "checkpoint") == peer.payload(3, 7)
 
 
 def test_a_large_slot_uses_all_connections_and_they_serve_the_next_slot_too() -> None:
-    with side() as mine, side() as peer, contextlib.closing(Lanes(peer)) as lanes:
+    with side() as mine, side() as peer, contextlib.closing(Connections(peer)) as opened:
         small = save(mine.shm / "checkpoint-0", 6, DATA[:PART])
-        assert send(mine, small, lanes).fate is Fate.KEPT
-        assert len(lanes.made) == 2, "the slot has one part, and the structure behind it"
+        assert send(mine, small, opened).fate is Fate.KEPT
+        assert len(opened.made) == 2, "the slot has one part, and the structure behind it"
         for step in (7, 8):
-            assert send(mine, save(mine.shm / "checkpoint-0", step, DATA), lanes).fate is Fate.KEPT
-            assert len(lanes.made) == LANES
+            assert send(mine, save(mine.shm / "checkpoint-0", step, DATA), opened).fate is Fate.KEPT
+            assert len(opened.made) == MOST
             assert peer.payload(0, step) == mine.payload(0, step, "checkpoint")
 
 
@@ -107,28 +109,28 @@ def test_what_came_over_any_connection_is_not_sent_again() -> None:
     with side() as mine, side() as peer:
         header = save(mine.shm / "checkpoint-0", 7, DATA)
         with (
-            Network(peer.address.port, breaks=[150_000, 100_000, 100_000, 100_000]) as network,
-            contextlib.closing(Lanes(peer, network)) as lanes,
+            Network(peer.address.port, breaks=[HELLO + 30_000]) as network,
+            contextlib.closing(Connections(peer, network)) as opened,
             pytest.raises((OSError, WireError)),
         ):
-            send(mine, header, lanes)
+            send(mine, header, opened)
         wait(lambda: not peer.port._connections, "the peer has read what arrived")
-        with contextlib.closing(Lanes(peer)) as again:
+        with contextlib.closing(Connections(peer)) as again:
             outcome = send(mine, header, again)
         assert outcome.fate is Fate.KEPT
-        assert outcome.bytes < header.payload_bytes - 100_000
+        assert outcome.bytes <= header.payload_bytes - 15_000, "at least one piece has arrived"
 
 
 def test_a_slot_that_the_rank_needs_is_given_up_by_all_connections() -> None:
-    with side() as mine, side() as peer, contextlib.closing(Lanes(peer)) as lanes:
+    with side() as mine, side() as peer, contextlib.closing(Connections(peer)) as opened:
         path = mine.shm / "checkpoint-0"
         header = save(path, 7, DATA)
         with contextlib.closing(SlotFile(path, slots=3)) as file:
             threading.Timer(0.3, lambda: file.forget(7)).start()
-            assert send(mine, header, lanes, Limiter(400_000)).fate is Fate.GONE
+            assert send(mine, header, opened, Limiter(400_000)).fate is Fate.GONE
         assert peer.steps(0) == []
         again = save(path, 8, DATA)
-        assert send(mine, again, lanes).fate is Fate.KEPT, "the next step is sent on the same connections"
+        assert send(mine, again, opened).fate is Fate.KEPT, "the next step is sent on the same connections"
         assert peer.payload(0, 8) == mine.payload(0, 8, "checkpoint")
 
 
@@ -141,7 +143,7 @@ def two_connections(peer: Side, header: SlotHeader) -> Iterator[tuple[Wire, Wire
         number = lead.receive()["transfer"]
         other.send(Join(rank=0, transfer=number).model_dump())
         assert other.receive() == {"joined": True}
-        other.send(Part(start=PART, stop=2 * PART).model_dump())
+        other.send(PartHeader(start=PART, stop=2 * PART).model_dump())
         other.send_chunk(memoryview(DATA)[PART : PART + PART // 2])
         wait(lambda: done(peer) == PART // 2, "the half has arrived")
         yield lead, other
@@ -165,8 +167,8 @@ def test_no_connection_writes_into_a_transfer_that_is_over(how: str) -> None:
         header = save(mine.shm / "checkpoint-0", 7, DATA)
         with two_connections(peer, header) as (lead, other):
             if how == "offer":
-                with contextlib.closing(Lanes(peer)) as lanes:
-                    outcome = send(mine, header, lanes)
+                with contextlib.closing(Connections(peer)) as opened:
+                    outcome = send(mine, header, opened)
                     assert (outcome.fate, outcome.bytes) == (Fate.KEPT, header.payload_bytes - PART // 2)
             elif how == "stop":
                 peer.received.stop(1)
@@ -175,7 +177,7 @@ def test_no_connection_writes_into_a_transfer_that_is_over(how: str) -> None:
                 wait(lambda: not peer.port._connections, "the transfer is over")
             with pytest.raises((OSError, WireError)):
                 other.send_chunk(memoryview(DATA)[PART + PART // 2 : 2 * PART])
-                other.send(Part().model_dump())
+                other.send(PartHeader().model_dump())
                 other.receive()
         assert peer.steps(0) == ([7] if how == "offer" else [])
         if how == "offer":
@@ -202,22 +204,22 @@ def test_a_connection_without_parts_waits_for_a_slow_one(monkeypatch: pytest.Mon
             reader.read_into(header, 0, payload)
         with two_connections(peer, header) as (lead, other):
             for start, stop in ((0, PART), (2 * PART, header.payload_bytes)):
-                lead.send(Part(start=start, stop=stop).model_dump())
+                lead.send(PartHeader(start=start, stop=stop).model_dump())
                 lead.send_chunk(payload[start:stop])
             for at in range(PART + PART // 2, 2 * PART, PART // 8):
                 time.sleep(0.3)
                 other.send_chunk(payload[at : at + PART // 8])
-            other.send(Part().model_dump())
+            other.send(PartHeader().model_dump())
             assert other.receive() == {"ok": True}
-            lead.send(Part().model_dump())
+            lead.send(PartHeader().model_dump())
             assert lead.receive() == {"ok": True}
         assert peer.payload(0, 7) == mine.payload(0, 7, "checkpoint")
 
 
 def test_the_limit_holds_for_all_connections_together() -> None:
-    with side() as mine, side() as peer, contextlib.closing(Lanes(peer)) as lanes:
+    with side() as mine, side() as peer, contextlib.closing(Connections(peer)) as opened:
         header = save(mine.shm / "checkpoint-0", 7, DATA)
         began = time.monotonic()
         rate = len(DATA) / 0.8
-        assert send(mine, header, lanes, Limiter(0), Limiter(rate)).fate is Fate.KEPT
+        assert send(mine, header, opened, Limiter(0), Limiter(rate)).fate is Fate.KEPT
         assert time.monotonic() - began > 0.5
