@@ -57,7 +57,8 @@ def up(  # noqa: PLR0917
         typer.Option(
             parser=port_range,
             metavar="FIRST-LAST",
-            help="Ports of the agents and of their data ports. Default: 20000-31999, or the ports of the last start.",
+            help="Ports of the agents and of their data ports. Default: those of the last start, or 20000-31999 for "
+            "agents and any for data ports.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,

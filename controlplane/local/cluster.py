@@ -72,7 +72,7 @@ def up(
         ledger_url: URL of a ledger; empty: a file of the cluster.
         monitor: File with the settings of inspections; None: the defaults, or the file of a running cluster.
         notices: File with the receivers of notices; None: no receivers, or the file of a running cluster.
-        port_range: Ports of the agents and of their data ports; None: the default, or the range of the last start.
+        port_range: Ports of the agents and of their data ports; None: those of the last start, or the default.
 
     Raises:
         ClusterError: the name is invalid, there is no Temporal server, a port is taken, a process fails, or the running
@@ -154,15 +154,15 @@ def _describe(
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
         monitor = kept_settings(name, "--monitor", monitor, before.monitor)
         notices = kept_settings(name, "--notices", notices, before.notices)
-        if port_range not in {None, before.port_range}:
+        if port_range and str(port_range) != before.ports:
             raise ClusterError(
-                f"cluster {name!r} is up with the ports {before.ports}, so it cannot use {port_range}: "
+                f"cluster {name!r} is up with the ports {before.port_range}, so it cannot use {port_range}: "
                 "run 'everstep down' first, or leave --ports out"
             )
     own = f"everstep-{identifier}"
     known = {machine.name: machine for machine in before.machines} if before else {}
-    if port_range is None:
-        port_range = before.port_range if before else ports.DEFAULT
+    chosen_ports = str(port_range) if port_range else before.ports if before else ""
+    port_range = Ports.parse(chosen_ports) if chosen_ports else ports.DEFAULT
     all_machines = []
     for index in range(machines + standbys):
         host = ports.machine_host(base, index)
@@ -192,7 +192,7 @@ def _describe(
         agents_ca=agents_ca,
         monitor=monitor,
         notices=notices,
-        ports=str(port_range),
+        ports=chosen_ports,
         machines=all_machines,
         standbys=standbys,
         at_most=at_most,
@@ -248,7 +248,7 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
         processes.append(ProcessPlan("temporal", "temporal", command))
     if commands.ledger:
         processes.append(ProcessPlan("ledger", "ledger", commands.ledger))
-    agent_env = env | {environment.DATA_CARDS: "", environment.DATA_PORT: str(cluster.port_range)}
+    agent_env = env | {environment.DATA_CARDS: "", environment.DATA_PORT: cluster.ports}
     if cluster.monitor:
         agent_env |= {environment.MONITOR: str(cluster.monitor)}
     if commands.template:

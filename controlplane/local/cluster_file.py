@@ -54,8 +54,9 @@ class ClusterFile(BaseModel):
     """File with the receivers of notices; None: no receivers."""
     machines: list[Machine]
     """All machines, the standbys last."""
-    ports: str = str(DEFAULT)
-    """Range of the ports of its agents, and of their data ports."""
+    ports: str = ""
+    """Range of the ports of its agents, and of their data ports; empty: agents use the default range, and the kernel
+    chooses their data ports, which therefore take no port that another cluster has claimed."""
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
     """Upper limit to which the machine pool may grow the cluster; 0: it does not grow by itself."""
@@ -63,8 +64,8 @@ class ClusterFile(BaseModel):
 
     @property
     def port_range(self) -> Ports:
-        """The range in ``ports``."""
-        return Ports.parse(self.ports)
+        """The range of its agents' ports."""
+        return Ports.parse(self.ports) if self.ports else DEFAULT
 
     @property
     def versions_url(self) -> str:
