@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, is_loopback
+from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity
 from agent.statuses import error_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
+from everstep.base.addresses import is_loopback, parse_address
 from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
@@ -157,7 +158,7 @@ class AgentClient:
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:
-        """Return the port and the token for sending and fetching state; for calls by other agents."""
+        """Return the addresses and the token for sending and fetching state; for calls by other agents."""
         return await self._call(self._stub.OpenExchange, request, timeout_s)
 
     async def inspect(self, *, timeout_s: float | None = 5.0) -> pb.InspectReply:
@@ -273,7 +274,7 @@ def _tls_hint(address: str, details: str, *, tls: bool) -> str:
         return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
     if tls and ("Socket closed" in details or "handshake" in details.lower()):
         return f". If agents require client certificates, name one in {CERT_FILE} and {KEY_FILE}"
-    if "Socket closed" in details and not is_loopback(address.rpartition(":")[0]):
+    if "Socket closed" in details and not is_loopback(parse_address(address).host):
         return f". Perhaps it uses TLS: name its authority in {CA_FILE}"
     return ""
 

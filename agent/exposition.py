@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from everstep.base.addresses import Address, parse_address
 from everstep.errors import ConfigError
 from everstep.model.finding import Health
 
@@ -164,7 +165,8 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, samples: Callable[[], Samples], collectors: Iterable[Collector] = ()) -> None:
-        self.host, self._wanted_port = parsed_address(address)
+        self._wanted = parsed_address(address)
+        self.host = self._wanted.host
         self._samples = samples
         self._collectors = collectors
         self._server: WSGIServer | None = None
@@ -185,10 +187,10 @@ class MetricsServer:
             registry.register(collector)
         try:
             # The library looks up the host's full name, which may take as long as a DNS query.
-            self._server, _ = await asyncio.to_thread(start_http_server, self._wanted_port, self.host, registry)
+            self._server, _ = await asyncio.to_thread(start_http_server, self._wanted.port, self.host, registry)
         except OSError as error:
             raise ConfigError(
-                f"metrics cannot be served on {self.host}:{self._wanted_port} ({error.strerror or error}): give "
+                f"metrics cannot be served on {self._wanted} ({error.strerror or error}): give "
                 "--metrics a free port of an address of this machine"
             ) from error
         return self
@@ -202,16 +204,16 @@ class MetricsServer:
             self._server = None
 
 
-def parsed_address(address: str, option: str = "--metrics") -> tuple[str, int]:
+def parsed_address(address: str, option: str = "--metrics") -> Address:
     """Return the host and the port in the value of an option.
 
     Raises:
         ConfigError: the value is not ``host:port``.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{option} is {address!r}; it must be host:port, e.g. 127.0.0.1:9464")
-    return host.strip("[]"), int(port)
+    try:
+        return parse_address(address)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def verdicts(samples: Samples, name: str, current: str, labels: Mapping[str, str]) -> None:

@@ -225,14 +225,14 @@ class FakeAgent:
             ConfigError: the port is in use, or this machine does not have the address.
         """
         address = address or self.address or "127.0.0.1:0"
-        server, port = listening(address)
+        server, found = listening(address)
         methods = {method.name: partial(self._way(method), name) for name, method in METHODS.items()}
         agent_pb2_grpc.add_AgentServicer_to_server(
             cast(agent_pb2_grpc.AgentServicer, SimpleNamespace(**methods)), server
         )
         await add_health(server)
         await server.start()
-        self._server, self.address = server, f"{address.rpartition(':')[0]}:{port}"
+        self._server, self.address = server, str(found)
 
     async def stop(self) -> None:
         """Stop like a killed agent: open calls fail. The agent keeps its state and can start again."""

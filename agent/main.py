@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
+from agent.checkpoints.peers.cards import find_cards
 from agent.checkpoints.peers.exchange import Exchange
 from agent.code.cache import FOLDER as CODE
 from agent.code.cache import CodeCache
@@ -42,6 +43,7 @@ from agent.state.live import FOLDER as LIVE
 from agent.state.live import LiveLines, LiveRecords
 from agent.state.reads import Reads
 from agent.v1 import agent_pb2_grpc
+from everstep.base.addresses import ANY_PORT, Address, Ports, parse_address_with_ports
 from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
 from everstep.system import capabilities
@@ -74,9 +76,13 @@ class AgentOptions:
 
     machine: str
     listen: str
-    """``host:port`` for gRPC; the rendezvous stores listen on the same host."""
+    """``host:port`` for gRPC, or ``host:first-last``; the rendezvous stores listen on the same host."""
     state_dir: Path
     shm_dir: Path
+    data_cards: tuple[str, ...] = ()
+    """Network cards for backups: interfaces or addresses; empty: the card with the host of ``listen``."""
+    data_ports: Ports = ANY_PORT
+    """Ports of the data port."""
     prewarm: bool = False
     """Keep a fork server ready for the next job."""
     template: Path | None = None
@@ -100,10 +106,10 @@ class AgentOptions:
         Raises:
             ConfigError: ``listen`` is not ``host:port``.
         """
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not host or not port.isdecimal():
-            raise ConfigError(f"--listen is {self.listen!r}; it must be host:port, e.g. 127.0.0.1:7070")
-        return host
+        try:
+            return parse_address_with_ports(self.listen)[0]
+        except ValueError as error:
+            raise ConfigError(f"--listen: {error}") from error
 
 
 async def serve(options: AgentOptions) -> None:
@@ -132,20 +138,25 @@ async def serve(options: AgentOptions) -> None:
     if (options.state_dir / CODE).exists():
         private.check_tree(private.make_folder(options.state_dir / CODE), by_programs=True)
     with _only_agent(options.state_dir):
-        server, _ = listening(options.listen, credentials, interceptors)
-        await _run(options, server)
+        server, address = listening(options.listen, credentials, interceptors)
+        await _run(options, server, address)
 
 
-async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
+async def _run(options: AgentOptions, server: grpc.aio.Server, address: Address) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     reaper = Reaper(partial(end_of, options.template) if options.template else None)
     reaper.install()
+    cards = find_cards(options.host, options.data_cards)
+    if cards.why_not:
+        logger.warning("ranks of this machine have no backups", reason=cards.why_not)
+    elif cards.without_speed:
+        logger.warning("backups are not limited: the speed of their cards is not known", cards=cards.without_speed)
     try:
-        exchange = Exchange(options.machine, options.host, options.peers)
+        exchange = Exchange(options.machine, options.host, cards, options.data_ports, options.peers)
     except OSError as error:
-        raise ConfigError(f"the agent cannot listen on {options.host} for other agents' data: {error}") from error
+        raise ConfigError(f"the agent cannot listen for other agents' data (--data-port): {error.strerror}") from error
     disk, reads = StateDisk(), Reads()
     live = private.make_folder(options.shm_dir / LIVE)
     records = LiveRecords(private.make_folder(live / "jobs"), options.state_dir / "jobs", disk)
@@ -180,7 +191,8 @@ async def _run(options: AgentOptions, server: grpc.aio.Server) -> None:
     await add_health(server)
     served = await _metrics(options, jobs, monitor)
     await server.start()
-    logger.info("agent serves", listen=options.listen, data=exchange.port.port, pid=os.getpid(), adopted=adopted)
+    data = [str(one) for one in exchange.port.addresses]
+    logger.info("agent serves", listen=str(address), data=data, pid=os.getpid(), adopted=adopted)
     host.spawn(host.code.recover())
     host.spawn(host.fork_servers.keep_warm())
     host.spawn(monitor.run())

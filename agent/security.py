@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import getpass
 import hmac
-import ipaddress
 import os
 import ssl
 import time
@@ -22,6 +21,7 @@ import grpc
 import grpc.aio
 import structlog
 
+from everstep.base.addresses import is_loopback
 from everstep.errors import ConfigError
 from everstep.rank import environment
 
@@ -41,16 +41,6 @@ if TYPE_CHECKING:  # gRPC's classes accept type arguments in its type stubs, but
     Interceptor = grpc.aio.ServerInterceptor[Any, Any]
 else:
     Handler, Interceptor = grpc.RpcMethodHandler, grpc.aio.ServerInterceptor
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only programs on this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def read_secret(path: Path, what: str) -> bytes:

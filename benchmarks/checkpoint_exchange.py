@@ -23,7 +23,7 @@ from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
 from agent.checkpoints.peers.fetch import fetch_slot
-from agent.checkpoints.peers.send_slot import Fate, put
+from agent.checkpoints.peers.send_slot import Fate, PeerConnection, put
 from agent.checkpoints.peers.wire import Wire, connect
 from benchmarks import forks
 from benchmarks.checkpoint_saves import scratch
@@ -112,7 +112,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
     buffer = memoryview(bytearray(CHUNK))
 
     def link() -> Wire:
-        return connect("127.0.0.1", port, JOB, token)
+        return connect(port, JOB, token)
 
     with contextlib.closing(link()) as wire, copies.Sender(bare_port, source) as bare:
 
@@ -122,7 +122,7 @@ def _measure(folder: Path, other: forks.Forked, megabytes: int, runs: int) -> Tr
             offer = Offer(
                 machine="m0", rank=0, generation=1, resume_step=0, slots=2, header=Header(**as_message(header))
             )
-            outcome = put(wire, reader, header, offer, buffer=buffer)
+            outcome = put(lambda _: [PeerConnection(wire, buffer)], reader, header, offer)
             if outcome.fate is not Fate.KEPT:
                 raise RuntimeError(f"a backup was not kept: {outcome.fate.value} {outcome.reason}")
 
@@ -171,12 +171,12 @@ def _serve(pipe: Connection, shm: Path, megabytes: int, count: int) -> None:
     received = PeerBackups(shm, partial(SlotOwner, "", ""))
     tokens = Tokens()
     token = tokens.issue(JOB)
-    port = DataPort("127.0.0.1", tokens)
+    port = DataPort(["127.0.0.1"], tokens)
     port.start(lambda _: received)
     target = copies.Mapped(shm / "bare", megabytes * 1_000_000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=copies.receive, args=(listener, target, count), daemon=True).start()
-        forks.answer(pipe, (port.port, listener.getsockname()[1], token))
+        forks.answer(pipe, (port.addresses[0], listener.getsockname()[1], token))
         with contextlib.suppress(EOFError):
             while True:
                 pipe.recv()

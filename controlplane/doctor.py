@@ -124,10 +124,10 @@ def _addresses() -> Examined:
     base = local_cluster.BASE_ADDRESS
     try:
         with ports.Claims() as claims:
-            port = claims.choose(base)
-    except OSError as error:
+            found = claims.choose(base)
+    except ClusterError as error:
         return Examined(name="addresses", status="missing", found=str(error), remedy="ip addr add 127.0.0.1/8 dev lo")
-    return Examined(name="addresses", status="ok", found=f"{base} and the next ones, e.g. port {port}")
+    return Examined(name="addresses", status="ok", found=f"{base} and the next ones, e.g. {found}")
 
 
 def _ports() -> Examined:

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from controlplane.settings_files import read_toml
+from everstep.base.addresses import parse_address
 from everstep.errors import ConfigError
 from everstep.model.machine import Machine
 from everstep.rank.environment import INVENTORY
@@ -39,10 +40,10 @@ class MachineEntry(BaseModel):
     @field_validator("address")
     @classmethod
     def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError("give host:port, e.g. 10.0.4.17:7070")
-        return value
+        address = parse_address(value)
+        if not address.port:
+            raise ValueError("the agent's port is missing: give host:port, e.g. 10.0.4.17:7070")
+        return str(address)
 
 
 class Inventory(BaseModel):

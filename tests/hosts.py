@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+
+import pytest
 
 
 def own_host(last: int) -> str:
@@ -13,3 +16,14 @@ def own_host(last: int) -> str:
     """
     number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return f"127.0.{1 + int(number)}.{last}"
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this computer has no IPv6 loopback address ::1")

@@ -15,19 +15,24 @@ SWITCHED_OFF_REASON = "EVERSTEP_TEST_POSTGRES=off"
 
 
 class Postgres:
-    """A new server, which listens on loopback and on a unix socket."""
+    """A new server, which listens on loopback and on a unix socket.
 
-    def __init__(self) -> None:
+    Args:
+        host: The loopback address.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
         if postgres.programs() is None:
             pytest.fail(f"{postgres.HOW_TO_INSTALL}, or set EVERSTEP_TEST_POSTGRES=off to test on SQLite only.")
         self._server = postgres.Postgres()
         self._open = contextlib.ExitStack()
-        self.port = self._open.enter_context(Claims()).choose("127.0.0.1")
+        self._address = self._open.enter_context(Claims()).choose(host)
+        self.port = self._address.port
 
     @property
     def url(self) -> str:
         """The address over loopback, up to the database's name."""
-        return f"postgresql+psycopg://everstep@127.0.0.1:{self.port}/"
+        return f"postgresql+psycopg://everstep@{self._address}/"
 
     def socket_url(self, database: str, password: str) -> str:
         """Return the address over the unix socket. The server accepts any password."""
@@ -35,7 +40,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start the server, for the first time or again."""
-        settings = " ".join(self._server.settings("127.0.0.1", port=self.port))
+        settings = " ".join(self._server.settings(self._address.host, port=self.port))
         self._pg_ctl("-l", str(self._server.home / "server.log"), "-o", settings, "start")
 
     def kill(self) -> None:

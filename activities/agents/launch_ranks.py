@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, now_ns, request_id
+from everstep.base.addresses import Ports
 from everstep.decisions.keep.placement import place_backups
 from everstep.model.job import PlacedJob
 from everstep.model.launch import Launched
@@ -112,6 +113,7 @@ class LaunchRanks(Activity[Launched]):
         from agent.v1 import agent_pb2 as pb
 
         spec, run, host = self.job.spec, self.job.run, self.job.machines[0]
+        ports = Ports.parse(spec.store_ports or "0")
         request = pb.StartStoreRequest(
             request_id=request_id(),
             job=spec.name,
@@ -119,6 +121,8 @@ class LaunchRanks(Activity[Launched]):
             run=run,
             begins_run=self.begins_run,
             imports=imports_of(spec),
+            first_port=ports.first,
+            last_port=ports.last,
         )
 
         async def start_store(_machine: Machine, client: AgentClient) -> pb.StartStoreReply:

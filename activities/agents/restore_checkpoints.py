@@ -214,6 +214,7 @@ class CopyRestorer:
             machine=copy.machine,
             address="" if at_home else self._addresses.get(copy.machine, ""),
             saved_ns=copy.saved_ns,
+            local_rank=self._assignment.topology.local_rank(rank),
         )
         if reader is not None:
             source.tensors_rank = reader

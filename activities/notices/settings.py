@@ -29,7 +29,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent.security import is_loopback
+from everstep.base.addresses import is_loopback
 from everstep.base.redaction import masked
 from everstep.errors import ConfigError
 from everstep.model.notice import NoticeKind

@@ -51,6 +51,7 @@ class JobCheckpoints:
         self.received = PeerBackups(place.shm, place.owner, fenced)
         self.tiers = JobTiers(place, self._fetch_range)
         self._with_timeout = TiersWithTimeout(self.tiers, place.saved)
+        self._cards = exchange.cards
         self._connect = partial(exchange.connect, run=place.run)
         self._save_watch: SaveWatch | None = None
         self._sender: Sender | None = None
@@ -84,7 +85,7 @@ class JobCheckpoints:
         self.opened = launch
         make_fifo(self.place.shm)
         self._with_timeout.open(launch)
-        self._sender = Sender(self.place, launch, self._connect)
+        self._sender = Sender(self.place, launch, self._connect, self._cards)
         subscribers = [self._saved, self._with_timeout.on_saved, self._sender.on_saved]
         self._save_watch = SaveWatch(self.place, subscribers, on_held=self.place.saved.held)
         self._sender.start()
@@ -226,17 +227,19 @@ class JobCheckpoints:
                 return copy_slot(
                     backup_slots(self.place.shm, shard.rank), shard.completed_steps, into, saved_ns=shard.saved_ns
                 )
+            card = self._cards.of(shard.local_rank)
             return fetch_slot(
-                lambda: self._connect(shard.address, self.place.job),
+                lambda: self._connect(shard.address, self.place.job, card),
                 shard.rank,
                 shard.completed_steps,
                 file,
                 into,
                 saved_ns=shard.saved_ns,
+                connections=max(1, options.transfer_connections),
             )
 
     def _fetch_range(self, address: str, job: str, rank: int, step: int, view: memoryview) -> SlotHeader:
-        return fetch_range(lambda: self._connect(address, job), rank, step, view)
+        return fetch_range(lambda: self._connect(address, job, 0), rank, step, view)
 
 
 def slots_of(options: pb.CheckpointOptions) -> int:

@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import CannotInspect
+from everstep.system.listening import address_of, listen
 
 if TYPE_CHECKING:
     import torch
@@ -59,9 +59,8 @@ Work = Callable[[int], Mapping[str, Any]]
 
 def listening(host: str = OWN) -> tuple[int, int]:
     """Open a socket for the store of torch.distributed; returns its descriptor and its port."""
-    family = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][0]
-    listener = socket.create_server((host.strip("[]"), 0), family=family)
-    port = int(listener.getsockname()[1])
+    listener = listen(host)
+    port = address_of(listener).port
     return listener.detach(), port
 
 
@@ -133,7 +132,7 @@ def _worked(rank: int, meeting: Meeting, work: Work) -> dict[str, Any]:
 
     timeout = timedelta(seconds=meeting.timeout_s)
     store = TCPStore(
-        meeting.host.strip("[]"),
+        meeting.host,
         meeting.port,
         meeting.world_size,
         is_master=meeting.listener >= 0 and rank == meeting.first,

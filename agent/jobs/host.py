@@ -32,7 +32,7 @@ class Host:
 
     machine: str
     address: str
-    """Address that rendezvous stores listen on."""
+    """Host that rendezvous stores listen on, without brackets."""
     sockets: dict[str, str]
     """Variables that name the interface for gloo and NCCL, unless a job sets them."""
     state_dir: Path
@@ -73,7 +73,7 @@ own name, and NCCL uses the first interface. Other machines often cannot reach t
 def interface_of(host: str) -> str:
     """Return the name of the interface that has an address; empty: no interface has it, or the host is unknown."""
     try:
-        resolved = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
     wanted = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved}

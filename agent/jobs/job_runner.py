@@ -170,7 +170,11 @@ class JobRunner:
             server = await self.ensure_server()
             try:
                 row = await server.request(
-                    "store", generation=generation, fenced=self.record.fenced, host=self.host.address
+                    "store",
+                    generation=generation,
+                    fenced=self.record.fenced,
+                    host=self.host.address,
+                    ports=[request.first_port, request.last_port],
                 )
             except ForkServerLost:
                 continue

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -24,6 +23,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.errors import ConfigError, ForkServerLost
 from everstep.rank import environment
 from everstep.system import private_files as private
+from everstep.system.listening import address_of, bound
 
 FOLDER = "trials"
 """Name of the folder for all trials, in the agent's folder in shared memory."""
@@ -169,15 +169,9 @@ def _environment(host: Host, request: pb.TryCodeRequest, values: Mapping[str, st
     kept = {name: value for name, value in env.items() if not name.startswith("EVERSTEP_") or name in cluster}
     kept |= {name: env[name] for name in KEPT_NAMES if name in env}
     # No process listens at this port, so a script that makes its own store does not connect to the job's store.
-    kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(_free_port(host.address))}
+    with bound(host.address, 0) as probe:
+        kept |= {"MASTER_ADDR": host.address, "MASTER_PORT": str(address_of(probe).port)}
     return kept | {environment.JOB: request.job, environment.MACHINE: host.machine}
-
-
-def _free_port(address: str) -> int:
-    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ are the operations, with their arguments and the fields of their replies::
     fork    generation, fenced, script, args,      ranks: one row of the table for each
             cwd, env, ranks: [{rank, env,
             report, stdout, stderr}]
-    store   generation, fenced, host               the store's row of the table, with its port
+    store   generation, fenced, host, ports        the store's row of the table, with its port
     try     script, folder, args, cwd, env,        pid, exit, slow (it was killed at the limit); sent when it has ended
             output, limit_s
     kill    generation, grace_s                    the table and left (pids that still exist); sent when all are reaped
@@ -53,7 +53,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if importlib.util.find_spec("everstep") is None:  # the job's interpreter may not have everstep
     sys.path.append(str(Path(__file__).resolve().parents[2]))
+from everstep.base.addresses import Ports
 from everstep.system import procfs
+from everstep.system.listening import address_of, listen
 
 Message = dict[str, Any]
 
@@ -474,8 +476,11 @@ class ForkServer:
         generation = self._admit(request)
         store = self.stores.get(generation)
         if store is None or store.exit:
-            listener = _listen(request["host"])
-            port = listener.getsockname()[1]
+            try:
+                listener = listen(request["host"], Ports(*request["ports"]))
+            except OSError as error:
+                raise RequestRefused("store", f"the rendezvous store cannot listen: {error.strerror}") from error
+            port = address_of(listener).port
             pid = fork()
             if pid == 0:
                 self._become_child(keep=listener.fileno())
@@ -674,17 +679,6 @@ def fork() -> int:
                 ) from error
             time.sleep(0.01 * 2**attempt)
     raise AssertionError
-
-
-def _listen(host: str) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.bind(address)
-        listener.listen(4096)
-    except OSError as error:
-        raise RequestRefused("store", f"the rendezvous store cannot listen on {host}: {error}") from error
-    return listener
 
 
 def user_of(connection: socket.socket) -> int:

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from everstep.base.addresses import Address
 from everstep.system import procfs
 
 Message = dict[str, Any]
@@ -151,13 +152,14 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
     Raises:
         ConnectionError: the store's machine cannot be reached in time. Torch reports all other errors itself.
     """
-    address = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
-    if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not all(address):
+    host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+    if env.get("WORLD_SIZE", "1") == "1" or env.get("LOCAL_RANK", "0") != "0" or not (host and port):
         return
+    address = Address(host, int(port))
     deadline = time.monotonic() + within_s
     while True:
         try:
-            socket.create_connection((address[0].strip("[]"), int(address[1])), deadline - time.monotonic()).close()
+            socket.create_connection(address, deadline - time.monotonic()).close()
             return
         except TimeoutError:
             why = os.strerror(errno.ETIMEDOUT)
@@ -166,8 +168,7 @@ def reach_store(env: Mapping[str, str], within_s: float = REACH_STORE_S) -> None
                 return
             why = os.strerror(error.errno)
         if time.monotonic() + REACH_AGAIN_S >= deadline:
-            where = ":".join(address)
-            raise ConnectionError(f"the TCPStore at {where}, where all ranks meet, is not reached: {why}") from None
+            raise ConnectionError(f"the TCPStore at {address}, where all ranks meet, is not reached: {why}") from None
         time.sleep(REACH_AGAIN_S)
 
 

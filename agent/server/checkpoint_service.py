@@ -111,7 +111,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         return pb.AlignBackupsReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
-        """Return the port and the token with which another agent sends and fetches the job's state."""
+        """Return the addresses and the token with which another agent sends and fetches the job's state."""
         async with refusals(context):
             check_job(request.job)
             if self.jobs.copies_of(request.job) is None:
@@ -121,9 +121,7 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
                     f"{self.host.machine} has run {run or 'unknown'} of {request.job}, and {request.machine} asks for "
                     f"{request.run or 'an unknown one'}"
                 )
-        return pb.OpenExchangeReply(
-            port=self.host.exchange.port.port, token=self.host.exchange.tokens.issue(request.job)
-        )
+        return self.host.exchange.opened(request.job)
 
     async def copies_after_stop(self, runner: JobRunner, verify_bytes: int | None) -> list[pb.HeldCheckpoint]:
         """List the copies for the answer to Stop. Of most copies only the header is read; small own slots are verified.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from agent.security import Interceptor
+from everstep.base.addresses import Address, Ports, parse_address_with_ports
 from everstep.errors import ConfigError
+from everstep.system.listening import listen
 
 SERVICE = "everstep.agent.v1.Agent"
 OPTIONS = [
@@ -21,28 +24,40 @@ OPTIONS = [
 
 def listening(
     address: str, credentials: grpc.ServerCredentials | None = None, interceptors: Sequence[Interceptor] = ()
-) -> tuple[grpc.aio.Server, int]:
+) -> tuple[grpc.aio.Server, Address]:
     """Make a server that has its port and is not started yet.
 
     Args:
-        address: ``host:port``; port 0 is any free port.
+        address: ``host:port``, or ``host:first-last`` for the first free port of a range; port 0 is any free port.
         credentials: TLS credentials; None: no TLS.
         interceptors: Interceptors of every call.
 
     Returns:
-        The server, and its port.
+        The server, and its address.
 
     Raises:
-        ConfigError: the port is in use, or the machine does not have the address.
+        ConfigError: no port is free, the machine does not have the address, or it is no address.
     """
-    server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
     try:
-        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the agent cannot listen on {address}: the port is taken or the address is not of this machine"
-        ) from error
-    return server, port
+        host, ports = parse_address_with_ports(address)
+    except ValueError as error:
+        raise ConfigError(f"the agent cannot listen: {error}") from error
+    server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+    for port in ports:
+        wanted = str(Address(host, port))
+        with contextlib.suppress(RuntimeError):
+            taken = server.add_secure_port(wanted, credentials) if credentials else server.add_insecure_port(wanted)
+            return server, Address(host, taken)
+    raise ConfigError(f"the agent cannot listen on {address}: {_why(host, ports)}")
+
+
+def _why(host: str, ports: Ports) -> str:
+    """Return why no port could be used. gRPC does not say why."""
+    try:
+        listen(host, ports).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return f"gRPC does not accept {host}, although its ports are free"
 
 
 async def add_health(server: grpc.aio.Server) -> None:

@@ -145,8 +145,10 @@ class AgentService(DiagnoseService, CodeService):
             started_ns=self.jobs.started_ns,
             pid=os.getpid(),
             room=await self._room(),
-            data_port=self.host.exchange.port.port,
+            data_addresses=self.host.exchange.addresses(),
             hardware=self._hardware,
+            no_backups=self.host.exchange.cards.why_not,
+            cards_without_speed=self.host.exchange.cards.without_speed,
         )
         if (servers := self.host.fork_servers).prewarm:
             warm = servers.warm

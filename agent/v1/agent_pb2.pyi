@@ -56,18 +56,20 @@ class DescribeReply(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
-    DATA_PORT_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    NO_BACKUPS_FIELD_NUMBER: _builtins.int
+    CARDS_WITHOUT_SPEED_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESSES_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     version: _builtins.str
     """of everstep"""
     started_ns: _builtins.int
     pid: _builtins.int
     time_ns: _builtins.int
-    data_port: _builtins.int
-    """other agents send and fetch copies of training state there"""
     hardware: _builtins.str
     """model and number of processors and GPUs, which decide bits; empty: not known yet"""
+    no_backups: _builtins.str
+    """why this machine sends and receives no backups; empty: it does"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOnMachine]: ...
     @_builtins.property
@@ -75,6 +77,14 @@ class DescribeReply(_message.Message):
     @_builtins.property
     def warm(self) -> Global___WarmForkServer:
         """unset: the agent keeps no fork server ready"""
+
+    @_builtins.property
+    def cards_without_speed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """network cards for backups whose speed is not known"""
+
+    @_builtins.property
+    def data_addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataAddress]:
+        """other agents send and fetch copies of training state there"""
 
     def __init__(
         self,
@@ -87,12 +97,14 @@ class DescribeReply(_message.Message):
         room: Global___Room | None = ...,
         time_ns: _builtins.int = ...,
         warm: Global___WarmForkServer | None = ...,
-        data_port: _builtins.int = ...,
         hardware: _builtins.str = ...,
+        no_backups: _builtins.str = ...,
+        cards_without_speed: _abc.Iterable[_builtins.str] | None = ...,
+        data_addresses: _abc.Iterable[Global___DataAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["room", b"room", "warm", b"warm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cards_without_speed", b"cards_without_speed", "data_addresses", b"data_addresses", "hardware", b"hardware", "jobs", b"jobs", "machine", b"machine", "no_backups", b"no_backups", "pid", b"pid", "room", b"room", "started_ns", b"started_ns", "time_ns", b"time_ns", "version", b"version", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,12 +377,17 @@ class StartStoreRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
+    FIRST_PORT_FIELD_NUMBER: _builtins.int
+    LAST_PORT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
     run: _builtins.str
     begins_run: _builtins.bool
     """as in LaunchRequest"""
+    first_port: _builtins.int
+    """the store takes the first free port up to last_port; 0: any free port"""
+    last_port: _builtins.int
     @_builtins.property
     def imports(self) -> Global___Imports:
         """as in Program"""
@@ -384,10 +401,12 @@ class StartStoreRequest(_message.Message):
         run: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
         imports: Global___Imports | None = ...,
+        first_port: _builtins.int = ...,
+        last_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["imports", b"imports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "generation", b"generation", "imports", b"imports", "job", b"job", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "first_port", b"first_port", "generation", b"generation", "imports", b"imports", "job", b"job", "last_port", b"last_port", "request_id", b"request_id", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +420,7 @@ class StartStoreReply(_message.Message):
     PORT_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     host: _builtins.str
+    """an IPv6 address has no brackets"""
     port: _builtins.int
     pid: _builtins.int
     def __init__(
@@ -848,6 +868,8 @@ class CheckpointOptions(_message.Message):
     REMOTE_URL_FIELD_NUMBER: _builtins.int
     REMOTE_KEEP_FIELD_NUMBER: _builtins.int
     RESHARD_FROM_FIELD_NUMBER: _builtins.int
+    TRANSFER_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    BACKUP_CARD_SHARE_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     overlap: _builtins.bool
     backup: _builtins.bool
@@ -863,6 +885,10 @@ class CheckpointOptions(_message.Message):
     remote_keep: _builtins.int
     reshard_from: _builtins.str
     """folder of a disk checkpoint with other parallel sizes, for the first start"""
+    transfer_connections: _builtins.int
+    """0: one"""
+    backup_card_share: _builtins.float
+    """0: no limit"""
     def __init__(
         self,
         *,
@@ -880,10 +906,12 @@ class CheckpointOptions(_message.Message):
         remote_url: _builtins.str = ...,
         remote_keep: _builtins.int = ...,
         reshard_from: _builtins.str = ...,
+        transfer_connections: _builtins.int = ...,
+        backup_card_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_chunk_mb", b"backup_chunk_mb", "backup_every_steps", b"backup_every_steps", "backup_rate_mb_s", b"backup_rate_mb_s", "backup_slots", b"backup_slots", "disk", b"disk", "disk_every_steps", b"disk_every_steps", "disk_keep", b"disk_keep", "disk_path", b"disk_path", "overlap", b"overlap", "remote_keep", b"remote_keep", "remote_url", b"remote_url", "reshard_from", b"reshard_from", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "backup_card_share", b"backup_card_share", "backup_chunk_mb", b"backup_chunk_mb", "backup_every_steps", b"backup_every_steps", "backup_rate_mb_s", b"backup_rate_mb_s", "backup_slots", b"backup_slots", "disk", b"disk", "disk_every_steps", b"disk_every_steps", "disk_keep", b"disk_keep", "disk_path", b"disk_path", "overlap", b"overlap", "remote_keep", b"remote_keep", "remote_url", b"remote_url", "reshard_from", b"reshard_from", "slots", b"slots", "transfer_connections", b"transfer_connections"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1486,6 +1514,7 @@ class ShardSource(_message.Message):
     TENSORS_RANK_FIELD_NUMBER: _builtins.int
     TENSORS_ADDRESS_FIELD_NUMBER: _builtins.int
     SAVED_NS_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """rank on this machine, whose own slot is filled"""
     completed_steps: _builtins.int
@@ -1503,6 +1532,8 @@ class ShardSource(_message.Message):
     tensors_address: _builtins.str
     saved_ns: _builtins.int
     """time of the chosen save; another save of the step is refused. 0: any save"""
+    local_rank: _builtins.int
+    """decides which network card carries the copy"""
     def __init__(
         self,
         *,
@@ -1515,10 +1546,11 @@ class ShardSource(_message.Message):
         tensors_rank: _builtins.int | None = ...,
         tensors_address: _builtins.str = ...,
         saved_ns: _builtins.int = ...,
+        local_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "tensors_rank", b"tensors_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "local_rank", b"local_rank", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tensors_rank: _TypeAlias = _typing.Literal["tensors_rank"]  # noqa: Y015
     _WhichOneofArgType__tensors_rank: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank"]  # noqa: Y015
@@ -1725,23 +1757,49 @@ Global___OpenExchangeRequest: _TypeAlias = OpenExchangeRequest  # noqa: Y015
 class OpenExchangeReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PORT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    port: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataAddress]:
+        """the data port on each network card for state, in the order of the cards"""
+
     def __init__(
         self,
         *,
-        port: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        addresses: _abc.Iterable[Global___DataAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenExchangeReply: _TypeAlias = OpenExchangeReply  # noqa: Y015
+
+@_typing.final
+class DataAddress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """empty: the host at which the caller reaches this agent"""
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataAddress: _TypeAlias = DataAddress  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):

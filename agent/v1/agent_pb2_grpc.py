@@ -331,7 +331,7 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenExchange(self, request, context):
-        """Return the port and the token for sending or fetching state. Called by other agents.
+        """Return the addresses and the token for sending or fetching state. Called by other agents.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

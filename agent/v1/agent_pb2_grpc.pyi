@@ -71,7 +71,7 @@ class AgentStub:
     CheckSetup: _aio.UnaryUnaryMultiCallable[_agent_pb2.CheckSetupRequest, _agent_pb2.CheckSetupReply]
     """Check what the agent needs of its machine or container: rights, limits, devices, network."""
     OpenExchange: _aio.UnaryUnaryMultiCallable[_agent_pb2.OpenExchangeRequest, _agent_pb2.OpenExchangeReply]
-    """Return the port and the token for sending or fetching state. Called by other agents."""
+    """Return the addresses and the token for sending or fetching state. Called by other agents."""
     Diagnose: _aio.UnaryStreamMultiCallable[_agent_pb2.DiagnoseRequest, _agent_pb2.DiagnoseReply]
     """Run diagnostic tests on this machine in sequence, and stream their results. It is refused while ranks live here. If
     the machine has a stopped job, the caller must name this job. A Launch ends the tests.
@@ -272,7 +272,7 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.OpenExchangeRequest,
         context: _aio.ServicerContext[_agent_pb2.OpenExchangeRequest, _abc.Awaitable[_agent_pb2.OpenExchangeReply]],
     ) -> _abc.Awaitable[_agent_pb2.OpenExchangeReply]:
-        """Return the port and the token for sending or fetching state. Called by other agents."""
+        """Return the addresses and the token for sending or fetching state. Called by other agents."""
 
     @_abc_1.abstractmethod
     def Diagnose(

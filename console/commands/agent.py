@@ -9,16 +9,40 @@ from typing import Annotated
 
 import typer
 
+from console.commands.shared import port_range
+from everstep.base.addresses import ANY_PORT, Ports
+
 
 def agent(  # noqa: PLR0917
     machine: Annotated[str, typer.Option(help="Name of this machine, unique in the cluster.")],
     listen: Annotated[
-        str, typer.Option(help="host:port to listen on; the rendezvous stores of jobs use this host too.")
+        str,
+        typer.Option(
+            help="host:port to listen on, or host:FIRST-LAST; the rendezvous stores of jobs use this host too."
+        ),
     ],
     state_dir: Annotated[Path, typer.Option(help="Folder for observations, job records, step records and logs.")],
     shm_dir: Annotated[
         Path, typer.Option(help="Folder in /dev/shm for reports and checkpoints of this machine alone.")
     ],
+    data_cards: Annotated[
+        str,
+        typer.Option(
+            envvar="EVERSTEP_DATA_CARDS",
+            metavar="CARD,CARD",
+            help="Network cards for backups, interfaces or addresses: one for each GPU, or fewer. Default: the card "
+            "with the address of --listen, if there is no other card.",
+        ),
+    ] = "",
+    data_port: Annotated[
+        Ports | None,
+        typer.Option(
+            envvar="EVERSTEP_DATA_PORT",
+            parser=port_range,
+            metavar="PORT",
+            help="Port for state between machines, or FIRST-LAST for the first free one. Default: any free port.",
+        ),
+    ] = None,
     prewarm: Annotated[bool, typer.Option("--prewarm", help="Start a fork server before the first job.")] = False,
     template: Annotated[
         Path | None,
@@ -86,6 +110,8 @@ def agent(  # noqa: PLR0917
         listen=listen,
         state_dir=state_dir.absolute(),
         shm_dir=shm_dir.absolute(),
+        data_cards=tuple(filter(None, (card.strip() for card in data_cards.split(",")))),
+        data_ports=data_port or ANY_PORT,
         prewarm=prewarm,
         template=template,
         security=security,

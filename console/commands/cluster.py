@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from console.commands.shared import ClusterOption
+from console.commands.shared import ClusterOption, port_range
+from everstep.base.addresses import Ports
 from everstep.errors import EverstepError
 
 JOBS_PATIENCE_S = 30.0
@@ -51,6 +52,15 @@ def up(  # noqa: PLR0917
             metavar="FILE", envvar="EVERSTEP_NOTICES", help="Receivers of notices about events: docs/guides/notices.md."
         ),
     ] = None,
+    ports: Annotated[
+        Ports | None,
+        typer.Option(
+            parser=port_range,
+            metavar="FIRST-LAST",
+            help="Ports of the agents and of their data ports. Default: those of the last start, or 20000-31999 for "
+            "agents and any for data ports.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses and folders as JSON.")] = False,
 ) -> None:
     """Start a local cluster: Temporal with its Web UI, workers, and one agent per machine.
@@ -86,6 +96,7 @@ def up(  # noqa: PLR0917
         workers=workers,
         monitor=monitor,
         notices=notices,
+        port_range=ports,
         progress=_show,
     )
     if as_json:

@@ -143,9 +143,10 @@ def run(  # noqa: PLR0917 - options of a command
     the job continues, and it also continues if this command is killed.
 
     Keys of a job file: name, script, args, code (a folder, or "in-place"), cwd, python, env, env_from, env_file,
-    redact, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in env_from, and
-    never write them into env (docs/guides/security.md). The table checkpoint decides where copies of the training state
-    are kept: docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
+    redact, store_ports, machines, ranks_per_machine, tp, pp, order, mesh, groups, and two tables. Name secrets in
+    env_from, and never write them into env (docs/guides/security.md). store_ports limits the ports of the rendezvous
+    store: docs/guides/deploy.md. The table checkpoint decides where copies of the training state are kept:
+    docs/reference/checkpoint.md. The table policy decides how the job is recovered: docs/reference/policy.md.
     Environment variables can set these keys too: EVERSTEP_JOB_TP=4 sets tp, and EVERSTEP_JOB_CHECKPOINT_SLOTS=4 sets
     checkpoint.slots.
 
@@ -253,6 +254,7 @@ async def _run(
     from console.views.display import Ending, display_for
     from console.views.follower import Follower, detached
     from controlplane.job_file.checks import env_warnings
+    from controlplane.start_checks.backups import backup_warnings
     from controlplane.start_checks.machines import choose_machines
     from controlplane.start_checks.resume import as_earlier, check_step, earlier_run
     from controlplane.start_checks.storage import check_storage
@@ -269,6 +271,8 @@ async def _run(
         for warning in [] if key_file() else env_warnings(spec):
             display.note(f"warning: {warning}")
         await check_storage(control, spec, chosen)
+        for warning in await backup_warnings(control, spec, chosen):
+            display.note(f"warning: {warning}")
         spec, versions, notes = await _code(control, spec, start.version, resume_from, display.note)
         for note in notes:
             display.note(note)

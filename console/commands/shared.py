@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from controlplane.shown import clean
+from everstep.base.addresses import Ports
 from everstep.errors import ClusterError, LedgerError
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ class DefaultCommand(TyperGroup):
         """Insert the name of the default subcommand if the arguments do not begin with a subcommand."""
         named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if named else [self.default, *args])
+
+
+def port_range(text: str) -> Ports:
+    """Parse the value of an option with a port or a range of ports.
+
+    Raises:
+        BadParameter: the text is neither.
+    """
+    try:
+        return Ports.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def finish(work: Coroutine[Any, Any, int]) -> NoReturn:

@@ -69,7 +69,7 @@ FORMER = {
     "replay_miss": "policy.replay.miss_probability",
 }
 """Former name of a setting → its present name."""
-_TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url"}
+_TEXT = {"name", "script", "code", "cwd", "python", "env_file", "disk_path", "remote_url", "store_ports"}
 _PATHS = ("script", "code", "cwd", "python", "env_file", "disk_path", "remote_url")
 OPTIONS = {"ranks_per_machine": "ranks-per-machine", "groups": "group"}
 """Field → its option on the command line, if the names differ."""

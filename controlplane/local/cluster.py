@@ -25,6 +25,7 @@ from controlplane.local.plan import ClusterPlan, ProcessPlan, State
 from controlplane.local.temporal_server import TemporalChoice, find, start_command
 from controlplane.local.waiting import Progress
 from controlplane.settings_files import monitor_settings, notice_settings
+from everstep.base.addresses import Ports, parse_address
 from everstep.errors import ClusterError
 from everstep.model.machine import Machine
 from everstep.rank import environment
@@ -54,6 +55,7 @@ def up(
     ledger_url: str = "",
     monitor: Path | None = None,
     notices: Path | None = None,
+    port_range: Ports | None = None,
 ) -> ClusterFile:
     """Bring a cluster up, or grow a running one; returns when everything answers.
 
@@ -70,6 +72,7 @@ def up(
         ledger_url: URL of a ledger; empty: a file of the cluster.
         monitor: File with the settings of inspections; None: the defaults, or the file of a running cluster.
         notices: File with the receivers of notices; None: no receivers, or the file of a running cluster.
+        port_range: Ports of the agents and of their data ports; None: those of the last start, or the default.
 
     Raises:
         ClusterError: the name is invalid, there is no Temporal server, a port is taken, a process fails, or the running
@@ -98,6 +101,7 @@ def up(
             ledger_url=ledger_url,
             monitor=monitor.absolute() if monitor else None,
             notices=notices.absolute() if notices else None,
+            port_range=port_range,
         )
         _make_token(cluster)
         for path in stopping.remove_stale(SHM_ROOT):
@@ -138,6 +142,7 @@ def _describe(
     ledger_url: str,
     monitor: Path | None,
     notices: Path | None,
+    port_range: Ports | None,
 ) -> ClusterFile:
     """The description of the cluster to start, with the addresses of its last start."""
     home = ClusterFile.home_of(name).resolve()
@@ -149,21 +154,30 @@ def _describe(
         standbys, workers = max(standbys, before.standbys), max(workers, before.workers)
         monitor = kept_settings(name, "--monitor", monitor, before.monitor)
         notices = kept_settings(name, "--notices", notices, before.notices)
+        if port_range and str(port_range) != before.ports:
+            raise ClusterError(
+                f"cluster {name!r} is up with the ports {before.port_range}, so it cannot use {port_range}: "
+                "run 'everstep down' first, or leave --ports out"
+            )
     own = f"everstep-{identifier}"
     known = {machine.name: machine for machine in before.machines} if before else {}
+    chosen_ports = str(port_range) if port_range else before.ports if before else ""
+    port_range = Ports.parse(chosen_ports) if chosen_ports else ports.DEFAULT
     all_machines = []
     for index in range(machines + standbys):
         host = ports.machine_host(base, index)
-        machine = known.get(f"m{index}") or Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
+        machine = known.get(f"m{index}")
+        if machine is None or parse_address(machine.address).port not in port_range:
+            machine = Machine(name=f"m{index}", address=str(claims.choose(host, port_range)))
         all_machines.append(machine)
     if choice.address:
         address, namespace, ui_url = choice.address, choice.namespace, os.environ.get(environment.UI_URL, "")
     elif before and before.ui_url and before.temporal_address.startswith("127.0.0.1:"):
         address, namespace, ui_url = before.temporal_address, before.namespace, before.ui_url
     else:
-        address = f"127.0.0.1:{claims.choose('127.0.0.1', TEMPORAL_PORT)}"
+        address = str(claims.choose("127.0.0.1", preferred=TEMPORAL_PORT))
         # Each cluster has its own namespace, so that a client that reaches another cluster's server gets an error.
-        namespace, ui_url = own, f"http://127.0.0.1:{claims.choose('127.0.0.1', UI_PORT)}"
+        namespace, ui_url = own, f"http://{claims.choose('127.0.0.1', preferred=UI_PORT)}"
     return ClusterFile(
         name=name,
         id=identifier,
@@ -178,6 +192,7 @@ def _describe(
         agents_ca=agents_ca,
         monitor=monitor,
         notices=notices,
+        ports=chosen_ports,
         machines=all_machines,
         standbys=standbys,
         at_most=at_most,
@@ -225,15 +240,17 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
     if choice.binary:
         command = start_command(
             choice.binary,
-            port=_port(cluster.temporal_address),
-            ui_port=_port(cluster.ui_url),
+            port=parse_address(cluster.temporal_address).port,
+            ui_port=parse_address(_ui_address(cluster)).port,
             database=cluster.database,
             namespace=cluster.namespace,
         )
         processes.append(ProcessPlan("temporal", "temporal", command))
     if commands.ledger:
         processes.append(ProcessPlan("ledger", "ledger", commands.ledger))
-    agent_env = env | ({environment.MONITOR: str(cluster.monitor)} if cluster.monitor else {})
+    agent_env = env | {environment.DATA_CARDS: "", environment.DATA_PORT: cluster.ports}
+    if cluster.monitor:
+        agent_env |= {environment.MONITOR: str(cluster.monitor)}
     if commands.template:
         socket = cluster.shm / "template.sock"
         agent_env |= {environment.TEMPLATE: str(socket)}
@@ -248,15 +265,15 @@ def _plan(cluster: ClusterFile, choice: TemporalChoice, commands: Commands) -> C
     return ClusterPlan(cluster.id, str(cluster.shm), processes, list(_addresses(cluster, choice).values()))
 
 
-def _port(address: str) -> int:
-    return ports.split(address)[1]
+def _ui_address(cluster: ClusterFile) -> str:
+    return cluster.ui_url.removeprefix("http://")
 
 
 def _addresses(cluster: ClusterFile, choice: TemporalChoice) -> dict[str, str]:
     """Process name → the address on which it listens."""
     found = {f"agent-{machine.name}": machine.address for machine in cluster.machines}
     if choice.binary:
-        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": cluster.ui_url.removeprefix("http://")}
+        found |= {"temporal": cluster.temporal_address, "temporal's Web UI": _ui_address(cluster)}
     return found
 
 
@@ -267,7 +284,7 @@ def _check_ports(cluster: ClusterFile, choice: TemporalChoice, claims: ports.Cla
     for name, address in _addresses(cluster, choice).items():
         if name.split("'")[0] in running:
             continue
-        host, port = ports.split(address)
+        host, port = parse_address(address)
         if not claims.claim(host, port) or not ports.is_free(host, port):
             raise ClusterError(
                 f"another process uses {address}, which {name} of cluster {cluster.name!r} needs: stop that process "

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from controlplane.local.ports import DEFAULT
+from everstep.base.addresses import Ports
 from everstep.errors import ClusterError
 from everstep.model.job import JOB_NAME
 from everstep.model.job_state import TASK_QUEUE
@@ -52,10 +54,18 @@ class ClusterFile(BaseModel):
     """File with the receivers of notices; None: no receivers."""
     machines: list[Machine]
     """All machines, the standbys last."""
+    ports: str = ""
+    """Range of the ports of its agents, and of their data ports; empty: agents use the default range, and the kernel
+    chooses their data ports, which therefore take no port that another cluster has claimed."""
     standbys: int = Field(0, ge=0)
     at_most: int = Field(0, ge=0)
     """Upper limit to which the machine pool may grow the cluster; 0: it does not grow by itself."""
     workers: int = Field(2, ge=1)
+
+    @property
+    def port_range(self) -> Ports:
+        """The range of its agents' ports."""
+        return Ports.parse(self.ports) if self.ports else DEFAULT
 
     @property
     def versions_url(self) -> str:

@@ -33,10 +33,9 @@ def grow(name: str, machines: int) -> None:
             raise ClusterError(f"cluster {name!r} has no supervisor to start a machine: run 'everstep up'")
         plan, first = ClusterPlan.load(home), cluster.machines[0]
         like = next(entry for entry in plan.processes if entry.name == f"agent-{first.name}")
-        base = ports.split(first.address)[0]
         for index in range(len(cluster.machines), machines):
-            host = ports.machine_host(base, index)
-            machine = Machine(name=f"m{index}", address=f"{host}:{claims.choose(host)}")
+            host = ports.machine_host(first.host, index)
+            machine = Machine(name=f"m{index}", address=str(claims.choose(host, cluster.port_range)))
             private.make_folder(home / "machines" / machine.name)
             cluster.machines.append(machine)
             plan.processes.append(_agent(like, first, machine))

@@ -8,9 +8,15 @@ import socket
 from types import TracebackType
 from typing import Literal, Self
 
-FIRST, LAST = 20_000, 32_000
+from everstep.base.addresses import Address, Ports
+from everstep.errors import ClusterError
+from everstep.system.listening import bound, taken
+
+DEFAULT = Ports(20_000, 31_999)
 """Range of ports. It is below the kernel's range for outgoing connections, because an outgoing connection could block a
 port during a restart."""
+TRIED = 200
+"""The most ports of a range that are tried."""
 
 Stage = Literal["chosen", "owned"]
 """Who claims an address. ``chosen``: the command ``up``, until the process of the address listens; ``owned``: the
@@ -19,12 +25,10 @@ supervisor of a cluster."""
 
 def is_free(host: str, port: int) -> bool:
     """Whether a process could listen on this port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections that just ended
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        bound(host, port).close()
+    except OSError:
+        return False
     return True
 
 
@@ -60,17 +64,17 @@ class Claims:
         self._held[host, port] = name
         return True
 
-    def choose(self, host: str, preferred: int = 0) -> int:
-        """Claim a free port of a host: the preferred one, if it is free.
+    def choose(self, host: str, within: Ports = DEFAULT, *, preferred: int = 0) -> Address:
+        """Claim a free port of a host: the preferred one, if it is free, or else one of a range.
 
         Raises:
-            OSError: the host has no free port, or is not an address of this computer.
+            ClusterError: the ports are taken, or the host is not an address of this computer.
         """
-        candidates = random.sample(range(FIRST, LAST), 200)
+        candidates = random.sample(range(within.first, within.last + 1), min(len(within), TRIED))
         for port in [preferred, *candidates] if preferred else candidates:
             if is_free(host, port) and self.claim(host, port):
-                return port
-        raise OSError(f"no port is free on {host}")
+                return Address(host, port)
+        raise ClusterError(f"no port is free on {host}: {taken(host, within)}")
 
     def __enter__(self) -> Self:
         return self
@@ -85,13 +89,7 @@ class Claims:
 
 def machine_host(base: str, index: int) -> str:
     """The loopback address of a machine: ``base`` + index."""
-    return str(ipaddress.IPv4Address(base) + index)
-
-
-def split(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``."""
-    host, _, port = address.rpartition(":")
-    return host, int(port)
+    return str(ipaddress.ip_address(base) + index)
 
 
 def _is_owned(host: str, port: int) -> bool:
@@ -104,4 +102,4 @@ def _is_owned(host: str, port: int) -> bool:
 
 
 def _name(stage: Stage, host: str, port: int) -> str:
-    return f"\0everstep-{stage}-{host}:{port}"
+    return f"\0everstep-{stage}-{Address(host, port)}"

@@ -23,6 +23,7 @@ from pathlib import Path
 from controlplane.local import cluster_processes, ports
 from controlplane.local.plan import ClusterPlan, ProcessPlan, Running, State, is_held
 from controlplane.local.stopping import make_shared_memory, remove_shared_memory, stop_all
+from everstep.base.addresses import parse_address
 from everstep.base.text import signal_name
 from everstep.rank import environment
 from everstep.system import private_files as private
@@ -108,7 +109,7 @@ class Supervisor:
     def _own_addresses(self) -> None:
         """Claim all addresses, so that no other cluster chooses one of them during a restart."""
         for address in self.plan.addresses:
-            if not self._claims.claim(*ports.split(address)):
+            if not self._claims.claim(*parse_address(address)):
                 self._log(f"another cluster has the address {address} too: only one of them can listen there")
 
     def _listen_to_signals(self) -> None:

@@ -32,11 +32,25 @@ class CheckpointPolicy(BaseModel):
         ge=0,
         description="Limit of the rate at which one machine sends backups, MB/s, to spare training traffic; 0: none.",
     )
+    backup_card_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Share of the speed of each network card that backups may use; 0: no limit. A card whose speed is "
+        "not known has no such limit.",
+    )
     backup_chunk_mb: float = Field(
         4.0,
         gt=0,
         le=256,
         description="Size of the pieces in which a backup is sent, MB (small chunks, section 7).",
+    )
+    transfer_connections: int = Field(
+        4,
+        ge=1,
+        le=32,
+        description="Connections over which one large state is sent at once, as a backup or for a restore: one TCP "
+        "connection does not fill a fast network card.",
     )
     disk: bool = Field(True, description="Keep checkpoints on the machines' local disks too (section 7).")
     disk_path: str = Field(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from everstep.base.addresses import Ports
 from everstep.base.redaction import PATTERNS, redacted
 from everstep.errors import TopologyError
 from everstep.model.checkpoint_policy import CheckpointPolicy
@@ -74,6 +75,11 @@ class JobSpec(BaseModel):
         default_factory=lambda: list(PATTERNS),
         description="Patterns of names in env whose values are not shown.",
     )
+    store_ports: str = Field(
+        "",
+        description="Port or range of ports of the rendezvous store, e.g. '29500-29510': it takes the first free one; "
+        "empty: any free port.",
+    )
     machines: int = Field(1, ge=1, description="Number of machines.")
     ranks_per_machine: int = Field(1, ge=1, description="Ranks on each machine.")
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
@@ -107,6 +113,12 @@ class JobSpec(BaseModel):
                 raise ValueError(f"{name!r} is not a variable that a job can have: name it as in HF_TOKEN")
             if name in info.data.get("env", {}):
                 raise ValueError(f"{name} is also in env, where others can read its value: remove it from env")
+        return value
+
+    @field_validator("store_ports")
+    @classmethod
+    def _store_ports(cls, value: str) -> str:
+        Ports.parse(value or "0")
         return value
 
     @field_validator("mesh", mode="before")

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from everstep.base.addresses import parse_address
 from everstep.model.topology import Topology
 
 M = TypeVar("M")
@@ -20,14 +21,14 @@ class Machine(BaseModel):
 
     name: str
     address: str
-    """``host:port`` of the agent's gRPC server."""
+    """``host:port`` of the agent's gRPC server; an IPv6 address is in brackets."""
     domain: str = ""
     """Failure domain, e.g. its switch or rack; empty: not known."""
 
     @property
     def host(self) -> str:
-        """The host part of the address."""
-        return self.address.rsplit(":", 1)[0]
+        """The host part of the address, without brackets."""
+        return parse_address(self.address).host
 
 
 @dataclass(frozen=True, slots=True)

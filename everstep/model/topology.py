@@ -298,6 +298,11 @@ class Topology:
         self._check(rank)
         return rank // self.ranks_per_machine
 
+    def local_rank(self, rank: int) -> int:
+        """Index of a rank on its machine."""
+        self._check(rank)
+        return rank % self.ranks_per_machine
+
     def ranks(self, machine: int) -> tuple[int, ...]:
         """Ranks of a machine, ascending."""
         if not 0 <= machine < self.machines:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,9 @@ from agent.client import AgentClient
 from agent.security import ClientSecurity
 from agent.state.live import FOLDER
 from agent.v1 import agent_pb2 as pb
+from everstep.base.addresses import Address
 from everstep.errors import AgentUnreachable
+from everstep.system.listening import address_of, bound
 from tests import templates
 from tests.hosts import own_host
 
@@ -27,9 +28,8 @@ HOST = own_host(21)
 
 
 def free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    with bound(host, 0) as probe:
+        return address_of(probe).port
 
 
 def agent_command(address: str, state: Path, shm: Path, *options: str, machine: str = "m1") -> list[str]:
@@ -47,6 +47,7 @@ class RunningAgent:
         machine: The name of its machine.
         alone: The agent starts its fork servers itself, as in production; otherwise the tests' template forks them.
         monitor: Settings of its inspections. By default there are none, because tests keep this computer busy.
+        host: The address on which it listens.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class RunningAgent:
         machine: str = "m1",
         alone: bool = False,
         monitor: str = "off = true",
+        host: str = HOST,
     ) -> None:
         self.machine = machine
         self.monitor = monitor
@@ -66,7 +68,7 @@ class RunningAgent:
         self.live = self.shm / FOLDER
         """The agent's own data in shared memory."""
         self.fork_servers = self.live / "fork-servers"
-        self.address = f"{HOST}:{free_port(HOST)}"
+        self.address = str(Address(host, free_port(host)))
         options = (*options, "--monitor", str(folder / "monitor.toml"))
         self.options = options if alone else (*options, "--template", str(templates.shared()))
         self.security = security or ClientSecurity.from_environment()

@@ -16,7 +16,7 @@ from agent import exposition
 from agent.exposition import MetricsServer, Samples, described, parsed_address, parsed_measure, verdicts
 from everstep.errors import ConfigError
 from everstep.model.finding import Health
-from tests.hosts import own_host
+from tests.hosts import IPV6, own_host
 
 HOST = own_host(23)
 TABLE = described(
@@ -95,7 +95,7 @@ def test_an_invalid_measure_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "9464", ":9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_an_invalid_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="must be host:port"):
+    with pytest.raises(ConfigError, match=r"--metrics: .* is not (host:port|a port)"):
         parsed_address(address)
 
 
@@ -110,9 +110,10 @@ def some_samples() -> Samples:
     return samples
 
 
-async def test_prometheus_can_read_the_metrics() -> None:
-    async with MetricsServer(f"{HOST}:0", some_samples) as server:
-        text = await asyncio.to_thread(_read, server.port)
+@pytest.mark.parametrize("host", [HOST, pytest.param("[::1]", marks=IPV6)], ids=["ipv4", "ipv6"])
+async def test_prometheus_can_read_the_metrics(host: str) -> None:
+    async with MetricsServer(f"{host}:0", some_samples) as server:
+        text = await asyncio.to_thread(_read, server.port, host)
 
     kinds = {metric.name: metric.type for metric in text_string_to_metric_families(text)}
     assert kinds == {"everstep_looks": "counter", "everstep_agent_info": "gauge", "everstep_series_left_out": "gauge"}
@@ -139,6 +140,6 @@ async def test_a_port_in_use_is_reported() -> None:
                 pass
 
 
-def _read(port: int) -> str:
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60) as answer:
+def _read(port: int, host: str = HOST) -> str:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())

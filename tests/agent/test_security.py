@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent import security
 from agent.client import AgentClient
-from agent.security import ClientSecurity, ServerSecurity, check_pair, is_loopback
+from agent.security import ClientSecurity, ServerSecurity, check_pair
+from everstep.base.addresses import is_loopback
 from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
 from tests.agent.agents import HOST, RunningAgent, running_agent
@@ -188,7 +189,11 @@ async def test_what_an_agent_cannot_start_with(tmp_path: Path) -> None:
         same = RunningAgent(tmp_path)
         nonsense = RunningAgent(tmp_path / "third")
         nonsense.address = "here"
-        wrong = {taken: "the port is taken", same: "another agent uses", nonsense: "must be host:port"}
+        wrong = {
+            taken: "is taken: stop a program that uses one",
+            same: "another agent uses",
+            nonsense: "is not host:port",
+        }
         for bad, message in wrong.items():
             bad.folder.mkdir(exist_ok=True)
             done = subprocess.run(bad.command(), check=False, capture_output=True, text=True)  # noqa: ASYNC221

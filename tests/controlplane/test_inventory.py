@@ -60,8 +60,14 @@ def test_a_file_names_machines_and_the_last_ones_are_standbys(tmp_path: Path) ->
         (("10.0.4.2:7070", "10.0.4.1:7070"), "address 10.0.4.1:7070 is listed 2 times"),
         (("standbys = 1", "standbys = 3"), "standbys = 3: none of the 3 machines is left for jobs"),
         (("standbys = 1", 'standbys = "1"'), "standbys = '1': Input should be a valid integer"),
-        (("10.0.4.1:7070", "10.0.4.1"), "machine[1].address = '10.0.4.1': give host:port, e.g. 10.0.4.17:7070"),
-        (("10.0.4.1:7070", "10.0.4.1:99999"), "machine[1].address = '10.0.4.1:99999': give host:port"),
+        (
+            ("10.0.4.1:7070", "10.0.4.1"),
+            "machine[1].address = '10.0.4.1': '10.0.4.1' is not host:port, e.g. 10.0.4.17:7070",
+        ),
+        (("10.0.4.1:7070", "10.0.4.1:99999"), "machine[1].address = '10.0.4.1:99999': '99999' is not a port"),
+        (("10.0.4.1:7070", "10.0.4.1:0"), "machine[1].address = '10.0.4.1:0': the agent's port is missing"),
+        (("10.0.4.1:7070", "10.0.4.1:7070-7080"), "has a range of ports; give one port"),
+        (("10.0.4.1:7070", "fd00::1:7070"), "has an IPv6 address without brackets; write it as in [fd00::17]:7070"),
         (("failure_domain", "rack"), "machine[1].rack: Extra inputs are not permitted"),
         (('name = "gpu-1"', ""), "machine[2].name: Field required"),
         (("gpu-1", "gpu/1"), "machine[2].name = 'gpu/1'"),
@@ -75,6 +81,11 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, change: tuple[str
 
     assert f"the inventory {path} has problems:\n  - " in str(failure.value)
     assert told in str(failure.value)
+
+
+def test_a_machine_may_have_an_ipv6_address(tmp_path: Path) -> None:
+    [machine, *_] = load(written(tmp_path, GOOD.replace("10.0.4.1:7070", "[fd00::17]:7070"))).machines
+    assert (machine.address, machine.host) == ("[fd00::17]:7070", "fd00::17")
 
 
 @pytest.mark.parametrize(("text", "told"), [("[[machine]", "is not TOML"), ("", "machine: Field required")])

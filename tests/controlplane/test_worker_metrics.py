@@ -64,7 +64,7 @@ async def test_all_metrics_of_a_worker_are_exported_and_documented() -> None:
 
 
 async def test_an_invalid_address_is_reported_first() -> None:
-    with pytest.raises(ConfigError, match="--metrics is 'here'"):
+    with pytest.raises(ConfigError, match="--metrics: 'here' is not host:port"):
         await run_worker(ledger_url="", task_queue="everstep", metrics="here")
 
 
@@ -76,7 +76,7 @@ def test_a_port_in_use_for_temporals_metrics_is_reported() -> None:
 
 
 def test_an_invalid_address_for_temporals_metrics_is_reported() -> None:
-    with pytest.raises(ConfigError, match="--temporal-metrics is 'here'"):
+    with pytest.raises(ConfigError, match="--temporal-metrics: 'here' is not host:port"):
         temporal_runtime("here")
 
 

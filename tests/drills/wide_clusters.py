@@ -13,7 +13,7 @@ import pytest
 
 from controlplane.client import Control
 from controlplane.local import cluster as local
-from controlplane.local import ports
+from everstep.base.addresses import parse_address
 from everstep.model.job import JobSpec
 from everstep.model.job_state import job_workflow_id
 
@@ -49,7 +49,7 @@ async def test_each_cluster_has_its_own_server_and_workers(
         assert len({one.namespace for one in found.values()}) == len({one.task_queue for one in found.values()}) == 2
         for name, cluster in found.items():
             running = local.processes(cluster)
-            _, port = ports.split(cluster.temporal_address)
+            _, port = parse_address(cluster.temporal_address)
             listening = {one.laddr.port for one in psutil.Process(running["temporal"]).net_connections("tcp")}
             assert port in listening, f"the server at the address of {name} belongs to {name}"
             assert await run_job(name, script) == {running["worker-0"]}

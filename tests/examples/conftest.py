@@ -76,7 +76,7 @@ class Job:
         """Run one generation to its end. If a rank fails, the others are killed. Returns the exit codes."""
         self.generation += 1
         with Claims() as claims:
-            return self._launch(claims.choose("127.0.0.1"), resume)
+            return self._launch(claims.choose("127.0.0.1").port, resume)
 
     def _launch(self, port: int, resume: int) -> list[int]:
         reports = [

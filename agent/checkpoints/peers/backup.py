@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -11,9 +13,9 @@ import structlog
 
 from agent.checkpoints.options import abandoned
 from agent.checkpoints.peers.copy_requests import Offer
+from agent.checkpoints.peers.parts import Incoming, Range
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import BackupRefused, CheckpointError
-from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
 from everstep.slots.owner import SlotOwner
@@ -34,11 +36,10 @@ class Backup:
         """The newest generation that offered a slot; after a restart of the agent, the newest one in the file."""
         self.file: SlotFile | None = None
         self.user: Wire | None = None
-        self.header: SlotHeader | None = None
-        """Header of the slot that has arrived in part, in ``view``; None: there is no such slot."""
-        self.view = memoryview(b"")
-        self.done = 0
-        self.checksum = PayloadChecksum()
+        self.incoming: Incoming | None = None
+        """The slot that has arrived in part; None: there is no such slot."""
+        self.transfer: Transfer | None = None
+        """The transfer that fills the file now."""
         self._mapped = (0, 0)
 
     def opened(self, slots: int) -> SlotFile:
@@ -56,11 +57,9 @@ class Backup:
         return self.file
 
     def receive(self, header: SlotHeader, slots: int) -> None:
-        """Begin to receive a slot into ``view``."""
-        self.view = self.opened(slots).receive(header)
+        """Begin to receive a slot."""
+        self.incoming = Incoming(header, self.opened(slots).receive(header))
         self._mapped = self._identity()  # the file may have grown
-        self.header, self.done = header, 0
-        self.checksum = PayloadChecksum()
 
     def _identity(self) -> tuple[int, int]:
         """Return inode number and size of the file; 0, 0: there is none."""
@@ -81,9 +80,9 @@ class Backup:
 
     def give_up(self) -> None:
         """Discard a slot that was received in part."""
-        self.header = None
-        self.view.release()
-        self.view = memoryview(b"")
+        incoming, self.incoming = self.incoming, None
+        if incoming:
+            incoming.view.release()
         if self.file:
             self.file.abort()
 
@@ -119,9 +118,14 @@ class BackupFence(Protocol):
 
 
 class Transfer:
-    """The transfer of one slot into a backup."""
+    """The transfer of one slot into a backup. The connection that offered it leads; others may carry parts too."""
 
     def __init__(self, fence: BackupFence, backup: Backup, offer: Offer, header: SlotHeader) -> None:
+        self.number = secrets.randbits(64)
+        """With this number, further connections join the transfer."""
+        self._joined: set[Wire] = set()
+        self._left = threading.Condition()
+        self._over = False
         self._fence = fence
         self._backup = backup
         self._offer = offer
@@ -129,10 +133,9 @@ class Transfer:
         self.held = False
         """Whether the complete slot is here already."""
 
-    @property
-    def offset(self) -> int:
-        """Return the number of payload bytes that were received."""
-        return self.header.payload_bytes if self.held else self._backup.done
+    def missing(self) -> list[Range]:
+        """Return the ranges of the payload that have not been received."""
+        return self._backup.incoming.missing() if self._backup.incoming and not self.held else []
 
     def grows(self) -> bool:
         """Return whether memory must be allocated first, which needs seconds for each 10 GB."""
@@ -152,7 +155,7 @@ class Transfer:
         if self.held:
             return
         lacks = self._lacks()
-        if backup.header == self.header:
+        if backup.incoming and backup.incoming.header == self.header:
             return
         backup.give_up()
         if lacks:
@@ -163,15 +166,37 @@ class Transfer:
         except CheckpointError as error:
             raise BackupRefused(str(error)) from error
 
-    def rest(self) -> memoryview:
-        """Return the memory for the next bytes."""
-        return self._backup.view[self._backup.done :]
+    @property
+    def incoming(self) -> Incoming:
+        """The payload, after ``begin``."""
+        assert self._backup.incoming
+        return self._backup.incoming
 
-    def arrived(self, count: int) -> None:
-        """Record that ``count`` more bytes were received."""
-        backup = self._backup
-        backup.checksum.update(backup.view[backup.done : backup.done + count])
-        backup.done += count
+    @contextlib.contextmanager
+    def joined(self, wire: Wire) -> Iterator[None]:
+        """While the block runs, a further connection may carry parts.
+
+        Raises:
+            BackupRefused: the transfer is over.
+        """
+        with self._left:
+            if self._over or self._backup.incoming is None:
+                raise BackupRefused("the transfer is over")
+            self._joined.add(wire)
+        try:
+            yield
+        finally:
+            with self._left:
+                self._joined.discard(wire)
+                self._left.notify_all()
+
+    def close(self) -> None:
+        """End the transfer. Further connections are broken, and none of them writes any more when this returns."""
+        with self._left:
+            self._over = True
+            for wire in self._joined:
+                wire.cut()
+            self._left.wait_for(lambda: not self._joined)
 
     def give_up(self) -> None:
         """Discard the transfer, because the sender has lost the slot."""
@@ -183,11 +208,12 @@ class Transfer:
         Raises:
             Fenced: its generation was stopped during the transfer.
             CorruptCheckpoint: the bytes differ from the bytes that the rank saved.
+            WireError: bytes are missing.
         """
-        backup = self._backup
+        backup, checksum = self._backup, self.incoming.checksum()
         try:
             with self._fence.unfenced(self._offer.generation):
                 assert backup.file
-                backup.file.commit_received(self.header, backup.checksum)
+                backup.file.commit_received(self.header, checksum)
         finally:
             backup.give_up()

@@ -75,12 +75,34 @@ class PeerBackups:
         try:
             with self.unfenced(offer.generation):
                 backup.user = wire
-            yield self._accept(backup, offer, header)
+            transfer = self._accept(backup, offer, header)
+            with self._lock:
+                backup.transfer = transfer
+            try:
+                yield transfer
+            finally:
+                transfer.close()
         finally:
             with self._lock:
+                backup.transfer = None
                 if backup.user is wire:
                     backup.user = None
             backup.turn.release()
+
+    @contextlib.contextmanager
+    def joined(self, rank: int, number: int, wire: Wire) -> Iterator[Transfer]:
+        """Let a further connection carry parts of a transfer.
+
+        Raises:
+            BackupRefused: there is no such transfer, or it is over.
+        """
+        with self._lock:
+            backup = self._backups.get(rank)
+            transfer = backup.transfer if backup else None
+        if transfer is None or transfer.number != number:
+            raise BackupRefused(f"there is no transfer {number} of rank {rank}")
+        with transfer.joined(wire):
+            yield transfer
 
     def _accept(self, backup: Backup, offer: Offer, header: SlotHeader) -> Transfer:
         if offer.generation > backup.generation:

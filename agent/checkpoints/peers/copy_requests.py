@@ -1,4 +1,4 @@
-"""This module has the messages before the transfer of a copy (offers, requests and headers), and validates them."""
+"""This module has the messages before the transfer of a copy (offers, requests, headers, parts), and validates them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,30 @@ class Offer(BaseModel):
     header: Header
 
 
+class PartHeader(BaseModel):
+    """The message before each part of a PUT, and after the last one."""
+
+    model_config = ConfigDict(strict=True)
+
+    start: int = Field(-1, ge=-1, le=2 * LARGEST)
+    """The first byte of the part; -1: this connection carries no more parts."""
+    stop: int = Field(-1, ge=-1, le=2 * LARGEST)
+    """The byte after the last one."""
+    gone: bool = False
+    """The copy is given up, because the slot was overwritten meanwhile."""
+
+
+class Join(BaseModel):
+    """The message of a further connection of a PUT, which carries parts of the copy too."""
+
+    model_config = ConfigDict(strict=True)
+
+    op: Literal["join"] = "join"
+    rank: int = Field(ge=0, lt=1 << 31)
+    transfer: int = Field(ge=0, lt=1 << 64)
+    """The number in the answer to the PUT."""
+
+
 class Request(BaseModel):
     """The message of a GET: a machine needs the payload of a slot, or a part of the payload."""
 
@@ -78,13 +102,25 @@ def as_header(message: object) -> SlotHeader:
         raise WireError(f"a header is not valid: {error.errors()[0]['msg']}") from error
 
 
-def parse(message: Message) -> Offer | Request:
-    """Parse a client's message as an offer or a request.
+def as_part(message: Message) -> PartHeader:
+    """Parse a message before a part.
 
     Raises:
-        WireError: the message is neither of them.
+        WireError: the message is not valid.
     """
-    kinds: dict[object, type[Offer | Request]] = {"put": Offer, "get": Request}
+    try:
+        return PartHeader.model_validate(message)
+    except ValidationError as error:
+        raise WireError(f"a part of a copy is not valid: {error.errors()[0]['msg']}") from error
+
+
+def parse(message: Message) -> Offer | Join | Request:
+    """Parse the message with which a client begins.
+
+    Raises:
+        WireError: the message is none of these.
+    """
+    kinds: dict[object, type[Offer | Join | Request]] = {"put": Offer, "join": Join, "get": Request}
     kind = kinds.get(message.get("op"))
     if kind is None:
         raise WireError(f"a request for {str(message.get('op'))[:40]!r}, which does not exist")

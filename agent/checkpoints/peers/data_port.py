@@ -7,20 +7,22 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
 from agent.checkpoints.peers.backup import Transfer
 from agent.checkpoints.peers.backups import PeerBackups
-from agent.checkpoints.peers.copy_requests import Offer, Request, as_message, parse
-from agent.checkpoints.peers.handshake import Handshakes
+from agent.checkpoints.peers.copy_requests import Join, Offer, Request, as_message, as_part, parse
+from agent.checkpoints.peers.handshake import BACKLOG, Handshakes
 from agent.checkpoints.peers.wire import SILENT_S, Message, Wire, session_key
+from everstep.base.addresses import ANY_PORT, Ports
 from everstep.errors import BackupRefused, CheckpointError, CorruptCheckpoint, Fenced, WireError
 from everstep.slots.format import backup_slots, own_slots
 from everstep.slots.reader import SlotReader
 from everstep.system.bulk_threads import yield_the_core
+from everstep.system.listening import address_of, listen
 
 MOST_CONNECTIONS = 256
 """The largest number of connections with a token; each has a thread. Further connections are closed."""
@@ -58,23 +60,27 @@ class DataPort:
     """Listens for connections and serves them. Each connection that has proven a token has its own thread.
 
     Args:
-        host: Address to listen on; the kernel chooses the port.
+        hosts: Addresses to listen on.
         tokens: The keys of the jobs whose agents may connect.
+        ports: The ports to try on each address.
+        why_not: Why offers of backups are refused; empty: they are accepted.
 
     Raises:
-        OSError: this machine does not have the address.
+        OSError: this machine does not have an address, or no port is free.
     """
 
-    def __init__(self, host: str, tokens: Tokens) -> None:
+    def __init__(self, hosts: Sequence[str], tokens: Tokens, ports: Ports = ANY_PORT, why_not: str = "") -> None:
+        self._why_not = why_not
         self._tokens = tokens
         self._copies_of: Callable[[str], PeerBackups | None] = lambda _: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        name = host.strip("[]")
-        family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server((str(address[0]), 0), family=family)
-        self.port = int(listener.getsockname()[1])
-        self._handshakes = Handshakes(listener, self._key, self._enter)
+        with contextlib.ExitStack() as opened:
+            listeners = [opened.enter_context(listen(host, ports, backlog=BACKLOG)) for host in hosts]
+            opened.pop_all()
+        self.addresses = [address_of(listener) for listener in listeners]
+        """The addresses on which it listens, in the order of the hosts."""
+        self._handshakes = Handshakes(listeners, self._key, self._enter)
 
     def start(self, copies_of: Callable[[str], PeerBackups | None]) -> None:
         """Start to serve.
@@ -131,8 +137,12 @@ class DataPort:
         while True:
             wire.set_patience(SILENT_S)
             match parse(request):
+                case Offer() if self._why_not:
+                    wire.send({"refused": self._why_not, "newest": -1})
                 case Offer() as offer:
                     receive_offer(wire, offer, copies)
+                case Join() as join:
+                    receive_parts(wire, join, copies)
                 case Request() as get:
                     send_copy(wire, get, copies)
             wire.set_patience(IDLE_S)
@@ -146,9 +156,12 @@ def receive_offer(wire: Wire, offer: Offer, received: PeerBackups) -> None:
             if transfer.grows():
                 wire.send({"allocating": True})
             transfer.begin()
-            wire.send({"have": transfer.offset, "held": transfer.held})
-            if not transfer.held and not _fill(wire, transfer):
-                return
+            wire.send({"missing": transfer.missing(), "held": transfer.held, "transfer": transfer.number})
+            if not transfer.held:
+                if not _fill(wire, transfer):
+                    transfer.give_up()
+                    return
+                transfer.commit()
         wire.send({"ok": True})
     except CorruptCheckpoint as error:
         wire.send({"damaged": str(error)})
@@ -158,16 +171,31 @@ def receive_offer(wire: Wire, offer: Offer, received: PeerBackups) -> None:
         wire.send({"refused": str(error), "newest": -1})
 
 
+def receive_parts(wire: Wire, join: Join, received: PeerBackups) -> None:
+    """Handle a further connection of a PUT on the receiver's side."""
+    try:
+        with received.joined(join.rank, join.transfer, wire) as transfer:
+            wire.send({"joined": True})
+            _fill(wire, transfer)
+        wire.send({"ok": True})
+    except BackupRefused as error:
+        wire.send({"refused": str(error), "newest": -1})
+
+
 def _fill(wire: Wire, transfer: Transfer) -> bool:
-    """Receive the payload; returns False if the sender gave up."""
-    while room := transfer.rest():
-        count = wire.receive_chunk(room)
-        if count == 0:
-            transfer.give_up()
-            return False
-        transfer.arrived(count)
-    transfer.commit()
-    return True
+    """Receive the parts that a connection carries; returns False if the sender gave up the copy."""
+    incoming = transfer.incoming
+    while True:
+        wire.set_patience(IDLE_S)  # a connection that has no more parts waits for the others
+        part = as_part(wire.receive())
+        wire.set_patience(SILENT_S)
+        if part.start < 0:
+            return not part.gone
+        at = part.start
+        with incoming.room(at, part.stop) as room:
+            while at < part.stop and (count := wire.receive_chunk(room[at - part.start :])):
+                incoming.arrived(at, at + count)
+                at += count
 
 
 def send_copy(wire: Wire, request: Request, copies: PeerBackups) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from agent.checkpoints.peers.copy_requests import Request, as_header
+from agent.checkpoints.peers.parts import Incoming, Parts, connections_for, on_each
 from agent.checkpoints.peers.prefault import Prefault
 from agent.checkpoints.peers.wire import Wire
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint, WireError
@@ -26,7 +28,14 @@ Connect = Callable[[], Wire]
 
 
 def fetch_slot(
-    connect: Connect, rank: int, step: int, file: Literal["own", "backup"], into: SlotFile, *, saved_ns: int = 0
+    connect: Connect,
+    rank: int,
+    step: int,
+    file: Literal["own", "backup"],
+    into: SlotFile,
+    *,
+    saved_ns: int = 0,
+    connections: int = 1,
 ) -> int:
     """Copy a slot from another agent into a file of this machine, and verify it; a broken transfer is resumed.
 
@@ -38,6 +47,7 @@ def fetch_slot(
         into: File of this machine for the states of that rank. Until the copy is verified, only its least needed slot
             is changed.
         saved_ns: Time of the save, nanoseconds; 0: any save of the step is accepted.
+        connections: The most connections over which the slot is fetched at once.
 
     Returns:
         The bytes of the payload.
@@ -47,79 +57,107 @@ def fetch_slot(
         AgentUnreachable: the agent or the network does not answer.
         CheckpointError: there is no room on this machine.
     """
-    part = _Part(into, saved_ns)
+    fetch = _Fetch(into, saved_ns)
     failures = 0
     while True:
-        before = part.done
+        before = fetch.done
         try:
-            with contextlib.closing(connect()) as wire:
-                part.receive_from(wire, Request(rank=rank, step=step, file=file, offset=part.done))
-                return part.commit()
+            with contextlib.ExitStack() as opened:
+                lead = opened.enter_context(contextlib.closing(connect()))
+                size = fetch.begin(lead, Request(rank=rank, step=step, file=file, length=0))
+                more = range(1, connections_for(size, connections))
+                wires = [lead, *(opened.enter_context(contextlib.closing(connect())) for _ in more)]
+                fetch.receive_from(wires, Request(rank=rank, step=step, file=file))
+            return fetch.commit()
         except CorruptCheckpoint:
-            part.give_up()
+            fetch.give_up()
             raise
         except (OSError, AgentError) as error:
-            failures = failures + 1 if part.done == before else 1
+            failures = failures + 1 if fetch.done == before else 1
             if failures >= ATTEMPTS:
-                part.give_up()
+                fetch.give_up()
                 raise AgentUnreachable(f"step {step} of rank {rank} cannot be fetched: {error}") from error
             time.sleep(RETRY_S)
         except BaseException:
-            part.give_up()
+            fetch.give_up()
             raise
 
 
-class _Part:
-    """The received part of a slot."""
+class _Fetch:
+    """The fetch of a slot, over one attempt or several."""
 
     def __init__(self, into: SlotFile, saved_ns: int) -> None:
         self._into = into
         self._saved_ns = saved_ns
-        self._header: SlotHeader | None = None
-        self._view = memoryview(b"")
+        self._incoming: Incoming | None = None
         self._ahead: Prefault | None = None
-        self._checksum = PayloadChecksum()
-        self.done = 0
 
-    def receive_from(self, wire: Wire, request: Request) -> None:
+    @property
+    def done(self) -> int:
+        """The number of bytes that have arrived."""
+        return self._incoming.done if self._incoming else 0
+
+    def begin(self, wire: Wire, request: Request) -> int:
+        """Begin, or continue after a cut; ``request`` asks for the header only. Returns the bytes of the payload."""
         header = ask(wire, request)
         check_save(header, self._saved_ns, f"the {request.file} slot of rank {request.rank} elsewhere")
-        if header != self._header:
+        if self._incoming is None or header != self._incoming.header:
             if self.done:
                 self.give_up()
                 raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew: begin anew")
             self._let_go()  # from an attempt that ended before its first byte
-            self._view = self._into.receive(header, allocate=False)
+            self._incoming = Incoming(header, self._into.receive(header, allocate=False))
             self._ahead = Prefault(self._into, header.payload_bytes)
-            self._header, self._checksum = header, PayloadChecksum()
-        while room := self._view[self.done :]:
-            count = wire.receive_chunk(room, self._reach)
-            if count == 0:
-                raise CorruptCheckpoint(f"step {request.step} of rank {request.rank} was overwritten while it was sent")
-            self._checksum.update(room[:count])
-            self.done += count
+        return header.payload_bytes
 
-    def _reach(self, length: int) -> None:
+    def receive_from(self, wires: Sequence[Wire], request: Request) -> None:
+        """Receive what is missing, over all connections at once; ``request`` is for the complete payload."""
+        assert self._incoming
+        parts = Parts(self._incoming.missing())
+
+        def receive(wire: Wire) -> None:
+            while part := parts.take():
+                self._receive_part(wire, request, *part)
+
+        on_each(wires, receive)
+
+    def _receive_part(self, wire: Wire, request: Request, at: int, stop: int) -> None:
+        incoming, start = self._incoming, at
+        assert incoming
+        if ask(wire, request.model_copy(update={"offset": at, "length": stop - at})) != incoming.header:
+            raise ConnectionError(f"step {request.step} of rank {request.rank} was saved anew while it was sent")
+        with incoming.room(at, stop) as room:
+            while at < stop:
+                count = wire.receive_chunk(room[at - start :], partial(self._reach, at))
+                if count == 0:
+                    raise CorruptCheckpoint(
+                        f"step {request.step} of rank {request.rank} was overwritten while it was sent"
+                    )
+                incoming.arrived(at, at + count)
+                at += count
+
+    def _reach(self, at: int, length: int) -> None:
         assert self._ahead
-        self._ahead.reach(self.done + length)
+        self._ahead.reach(at + length)
 
     def commit(self) -> int:
-        assert self._header
+        assert self._incoming
+        header, checksum = self._incoming.header, self._incoming.checksum()
         self._let_go()
-        self._into.commit_received(self._header, self._checksum)
-        return self.done
+        self._into.commit_received(header, checksum)
+        return header.payload_bytes
 
     def give_up(self) -> None:
         self._let_go()
         self._into.abort()
-        self._header, self.done = None, 0
 
     def _let_go(self) -> None:
         if self._ahead:
             self._ahead.close()
         self._ahead = None
-        self._view.release()
-        self._view = memoryview(b"")
+        if self._incoming:
+            self._incoming.view.release()
+        self._incoming = None
 
 
 def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:

@@ -16,7 +16,8 @@ import socket
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import structlog
 
@@ -28,7 +29,8 @@ GREET_S = 5.0
 MOST_UNPROVEN = 512
 """Limit of unproven connections, from all addresses together."""
 MOST_FROM_ONE = 64
-"""Limit of unproven connections from one address. It suffices, because the ranks of a machine connect one by one."""
+"""Limit of unproven connections from one address. It suffices, because a client proves its token within a round trip,
+and each rank of a machine connects one connection after the other."""
 BACKLOG = 512
 """The largest number of connections that wait to be accepted."""
 LOG_S = 60.0
@@ -67,13 +69,13 @@ class Handshakes:
     """Accepts connections and reads their greetings, in a thread of its own.
 
     Args:
-        listener: Socket that accepts the connections.
+        listeners: Sockets that accept the connections.
         key_of: See :data:`KeyOf`.
         enter: See :data:`Enter`.
     """
 
-    def __init__(self, listener: socket.socket, key_of: KeyOf, enter: Enter) -> None:
-        self._listener = listener
+    def __init__(self, listeners: Sequence[socket.socket], key_of: KeyOf, enter: Enter) -> None:
+        self._listeners = listeners
         self._key_of, self._enter = key_of, enter
         self._closed = threading.Event()
         self._selector = selectors.DefaultSelector()
@@ -86,27 +88,29 @@ class Handshakes:
 
     def open(self) -> None:
         """Start to accept."""
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
         self._thread.start()
 
     def close(self) -> None:
         """Stop accepting; clients that wait are refused."""
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is not None:
             self._thread.join()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
 
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
                 for key, _ in self._selector.select(self._patience()):
-                    if key.fileobj is self._listener:
-                        self._accept()
+                    if key.data is None:
+                        self._accept(cast(socket.socket, key.fileobj))
                     elif key.data.connection in self._waiting:  # it was not closed meanwhile
                         self._read_greeting(key.data)
                 self._turn_away_late()
@@ -119,9 +123,9 @@ class Handshakes:
         oldest = next(iter(self._waiting.values()), None)
         return None if oldest is None else max(oldest.until - time.monotonic(), 0.0)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, peer = self._listener.accept()
+            connection, peer = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # the client closed it again
         except OSError as error:

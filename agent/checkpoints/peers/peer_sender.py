@@ -1,4 +1,6 @@
-"""This module sends the saves of some ranks to one peer machine, over one connection and in a thread of its own.
+"""This module sends the saves of some ranks to one peer machine, from one network card and in a thread of its own.
+
+A large slot is sent over several connections at once. They stay open for the next slots.
 
 Normally it sends every step that it can. When machines are aligned (``everstep/decisions/keep/align_backups.py``), it
 sends only the named step, and nothing more until it is notified that all ranks have that step.
@@ -19,7 +21,7 @@ from agent.checkpoints.peers.align import apply, kept, lost, pending, pins, reme
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.own_slots import on_own_file
 from agent.checkpoints.peers.rate_limit import Limiter
-from agent.checkpoints.peers.send_slot import Fate, Outcome, put
+from agent.checkpoints.peers.send_slot import Fate, Outcome, PeerConnection, put
 from agent.checkpoints.peers.wire import Wire
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_STEP
@@ -40,8 +42,8 @@ LET_GO_S = 60.0
 unless all ranks are known to have that step. The slot can then hold a step that other ranks still have to save."""
 DEFAULT_PIECE = 4 << 20
 
-ConnectTo = Callable[[str, str, threading.Event], Wire]
-"""``connect(address, job, closing)``: connect to another agent's data port."""
+ConnectTo = Callable[[str, str, int, threading.Event], Wire]
+"""``connect(address, job, card, closing)``: connect to another agent's data port, by the card with this index."""
 
 logger = structlog.get_logger()
 
@@ -56,18 +58,21 @@ class PeerSender:
         *,
         machine: str,
         address: str,
+        card: int,
         ranks: Sequence[int],
         connect: ConnectTo,
-        limiter: Limiter,
+        limits: Sequence[Limiter],
     ) -> None:
         self.ranks = ranks
         self._place = place
         self._launch = launch
         self._machine = machine
         self._address = address
+        self._card = card
         self._connect = connect
-        self._limiter = limiter
-        self._buffer = memoryview(bytearray(int(launch.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE))
+        self._limits = limits
+        self._piece = int(launch.options.backup_chunk_mb * 1e6) or DEFAULT_PIECE
+        self._connections = max(1, launch.options.transfer_connections)
         self._readers: dict[int, SlotReader] = {}
         self._sent = dict.fromkeys(ranks, -1)
         self._every = max(1, launch.options.backup_every_steps)
@@ -78,7 +83,7 @@ class PeerSender:
         self._kept_at = time.monotonic()
         self._let_go = False
         self._spoiled: set[tuple[int, SlotHeader]] = set()
-        self._wire: Wire | None = None
+        self._open: list[PeerConnection] = []
         self._lock = threading.Lock()
         self._due = threading.Event()
         self._closing = threading.Event()
@@ -107,8 +112,8 @@ class PeerSender:
         self._closing.set()
         self._due.set()
         with self._lock:
-            if self._wire:
-                self._wire.cut()
+            for one in self._open:
+                one.wire.cut()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -224,17 +229,25 @@ class PeerSender:
             keep=self._state(rank).backup_whole,
             header=Header(**as_message(header)),
         )
-        wire, fresh = self._connected()
+        fresh = not self._open
         try:
-            return self._put(wire, reader, header, offer)
+            return self._put(reader, header, offer)
         except (OSError, AgentError):
             if fresh or self._closing.is_set():
                 raise
             self._disconnect()  # the peer's agent may have been restarted since the last backup
-            return self._put(self._connected()[0], reader, header, offer)
+            return self._put(reader, header, offer)
 
-    def _put(self, wire: Wire, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
-        return put(wire, reader, header, offer, buffer=self._buffer, limiter=self._limiter, closing=self._closing)
+    def _put(self, reader: SlotReader, header: SlotHeader, offer: Offer) -> Outcome:
+        return put(
+            self._connected,
+            reader,
+            header,
+            offer,
+            connections=self._connections,
+            limits=self._limits,
+            closing=self._closing,
+        )
 
     def _settle(self, rank: int, header: SlotHeader, outcome: Outcome) -> bool:
         """Record the outcome of an offered slot; returns False if the next try must wait."""
@@ -298,22 +311,21 @@ class PeerSender:
                 self._place.saved.update(rank, backup_problem=text)
                 self._log.warning("backups do not go through", rank=rank, reason=text)
 
-    def _connected(self) -> tuple[Wire, bool]:
-        """Return the connection, and whether it was made just now."""
-        if self._wire:
-            return self._wire, False
-        wire = self._connect(self._address, self._place.job, self._closing)
-        with self._lock:
-            self._wire = wire
-            if self._closing.is_set():
-                wire.cut()
-        return wire, True
+    def _connected(self, count: int) -> list[PeerConnection]:
+        """Return this many connections, which are made unless they exist."""
+        while len(self._open) < count:
+            wire = self._connect(self._address, self._place.job, self._card, self._closing)
+            with self._lock:
+                self._open.append(PeerConnection(wire, memoryview(bytearray(self._piece))))
+                if self._closing.is_set():
+                    wire.cut()
+        return self._open[:count]
 
     def _disconnect(self) -> None:
         with self._lock:
-            wire, self._wire = self._wire, None
-        if wire:
-            wire.close()
+            opened, self._open = self._open, []
+        for one in opened:
+            one.wire.close()
 
 
 def _newest(held: Mapping[int, Mapping[int, SlotHeader]]) -> int:

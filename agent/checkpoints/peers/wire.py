@@ -5,12 +5,13 @@ job and a nonce of its own. The key of the connection is an HMAC of all of these
 length | JSON | HMAC``, and its HMAC covers direction, number and JSON. So without the token, messages cannot be made,
 altered, reordered or repeated. The payload is not encrypted; the slot's checksum protects it against errors.
 
-A payload consists of chunks ``u32 length | bytes``. A length of 0 means that the sender gives up the copy, because the
-slot was overwritten meanwhile.
+A payload, or a part of it, consists of chunks ``u32 length | bytes``. A length of 0 means that no more of it follows,
+because the slot was overwritten meanwhile.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -20,6 +21,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from everstep.base.addresses import Address
+from everstep.decisions.keep.choose_card import Card
 from everstep.errors import WireError
 
 MAGIC = b"EVSTXCH1"
@@ -258,23 +261,56 @@ def session_key(token: bytes, job: str, server_nonce: bytes, client_nonce: bytes
 
 
 def connect(
-    host: str, port: int, job: str, token: bytes, *, connect_s: float = SILENT_S, patience_s: float = SILENT_S
+    address: Address,
+    job: str,
+    token: bytes,
+    *,
+    card: Card | None = None,
+    connect_s: float = SILENT_S,
+    patience_s: float = SILENT_S,
 ) -> Wire:
     """Connect to a data port as a client.
+
+    Args:
+        address: Address of the data port.
+        job: Name of the job.
+        token: The job's token at the other agent.
+        card: Network card of this machine to send from; None: the kernel chooses it.
+        connect_s: Time limit for the connection, seconds.
+        patience_s: After this time without progress, the other side counts as silent, seconds.
 
     Raises:
         WireError: the address has no data port with this protocol.
         OSError: the connection failed, or the port did not answer in time.
     """
-    connection = socket.create_connection((host.strip("[]"), port), timeout=connect_s)
+    connection = _connected(address, card or Card(), connect_s)
     try:
         prepare(connection, patience_s)
         greeting = exactly(connection, len(MAGIC) + NONCE_BYTES)
         if not greeting.startswith(MAGIC):
-            raise WireError(f"{host}:{port} is not a data port of everstep")
+            raise WireError(f"{address} is not a data port of everstep")
         nonce, name = os.urandom(NONCE_BYTES), job.encode()
         connection.sendall(bytes([len(name)]) + name + nonce)
         return Wire(connection, session_key(token, job, greeting[len(MAGIC) :], nonce), client=True)
     except BaseException:
         connection.close()
         raise
+
+
+def _connected(address: Address, card: Card, timeout_s: float) -> socket.socket:
+    """Connect from a card. Without the device, the kernel may send from any card of the same network."""
+    family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.settimeout(timeout_s)
+        if card.host:
+            if not card.loopback and card.name:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, card.name.encode())
+            connection.bind((card.host, 0))
+        connection.connect(target)
+    except OSError as error:
+        connection.close()
+        sent_from = f" from {card.name} ({card.host})" if card.host else ""
+        reason = f"{address} is not reached{sent_from}: {error.strerror or error}"
+        raise OSError(error.errno or errno.ETIMEDOUT, reason) from error
+    return connection

@@ -14,6 +14,7 @@ from agent.diagnoser.network.stream import Received, receive, send
 from everstep.errors import CannotInspect
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Reason, Remedy
+from everstep.system.listening import listen
 
 DAMAGED = Reason(
     "loopback-damaged", "bytes that the machine sends itself arrive changed", remedy=Remedy.REPLACE, sure=True
@@ -52,8 +53,7 @@ class LoopbackTest(DiagnosticTest):
         return self.result(kind=hardware(), measures=measures)
 
     def _round(self) -> Received:
-        host = self.bench.host.strip("[]")
-        with socket.create_server((host, 0), family=family_of(host)) as listener:
+        with listen(self.bench.host) as listener:
             sending = threading.Thread(target=self._send, args=listener.getsockname()[:2], daemon=True)
             sending.start()
             listener.settimeout(ANSWER_S)
@@ -69,8 +69,3 @@ class LoopbackTest(DiagnosticTest):
     def _send(self, host: str, port: int) -> None:
         with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
             send(connection, self.limits.seconds, self.limits.mb * 1e6)
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    """Return the family of an address: IPv4 or IPv6."""
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]

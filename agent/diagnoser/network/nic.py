@@ -9,10 +9,10 @@ from pydantic import Field
 
 from agent.diagnoser.diagnostic import DiagnosticLimits, DiagnosticTest
 from agent.diagnoser.kind import hardware
-from agent.diagnoser.network.loopback import family_of
 from agent.diagnoser.network.stream import Received, greet, receive, send
 from everstep.model.diagnosis import Diagnostic, DiagnosticResult
 from everstep.model.finding import Health, Owner, Reason
+from everstep.system.listening import listen
 
 FAILED = Reason(
     "nic-failed",
@@ -70,11 +70,10 @@ class NicTest(DiagnosticTest):
             return received
 
     def _connected(self) -> socket.socket:
-        own = self.bench.host.strip("[]")
+        own = self.bench.host
         if self.peer.position:
-            host = self.peer.host.strip("[]")
-            return socket.create_connection((host, self.peer.port), self.limits.answer_s, (own, 0))
-        with socket.create_server((own, 0), family=family_of(own)) as listener:
+            return socket.create_connection((self.peer.host, self.peer.port), self.limits.answer_s, (own, 0))
+        with listen(own) as listener:
             listener.settimeout(self.limits.deadline_s / 2)  # the other machine begins once this machine waits
             self.bench.waits_at(listener.getsockname()[1])
             connection, _ = listener.accept()

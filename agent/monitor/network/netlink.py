@@ -36,7 +36,7 @@ _REQUEST, _DUMP, _INTERRUPTED = 0x1, 0x300, 0x10
 _GROUP_LINK = 0x1
 _FLAG_UP, _FLAG_LOOPBACK, _FLAG_LOWER_UP = 0x1, 0x8, 0x10000
 _TYPE_MASK = 0x3FFF
-_NAME, _LINK_INFO, _STATISTICS, _CHANGES, _DOWNS = 3, 18, 23, 35, 48
+_NAME, _LOWER, _MASTER, _LINK_INFO, _STATISTICS, _CHANGES, _DOWNS = 3, 5, 10, 18, 23, 35, 48
 _INFO_KIND = 1
 _ADDRESS_OF_PEER, _ADDRESS_LOCAL = 1, 2
 STATISTICS = (
@@ -56,6 +56,11 @@ class Link:
     name: str
     kind: str = ""
     """Kind of a virtual interface, e.g. ``veth``; empty: it is hardware."""
+    lower: int = 0
+    """Index of the interface on which a ``vlan`` or a similar interface lies; 0: none. For a ``veth`` it is the other
+    end, which may be in another network namespace."""
+    master: int = 0
+    """Index of the bond or the bridge to which the interface belongs; 0: none."""
     loopback: bool = False
     switched_on: bool = True
     """Whether an administrator has switched it on."""
@@ -189,6 +194,8 @@ def link_of(body: bytes) -> Link:
         index=index,
         name=_text(attributes.get(_NAME, b"")),
         kind=_text(info.get(_INFO_KIND, b"")),
+        lower=_number(attributes.get(_LOWER, b"")),
+        master=_number(attributes.get(_MASTER, b"")),
         loopback=bool(flags & _FLAG_LOOPBACK),
         switched_on=bool(flags & _FLAG_UP),
         carrier=bool(flags & _FLAG_UP and flags & _FLAG_LOWER_UP),

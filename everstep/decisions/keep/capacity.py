@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from everstep.base.addresses import is_loopback
 from everstep.base.text import listed
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -37,7 +38,7 @@ def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str,
     by_host: dict[str, list[str]] = defaultdict(list)
     for machine in machines:
         if machine.name in rooms:
-            by_host["this host" if machine.host.startswith("127.") else f"machine {machine.name}"].append(machine.name)
+            by_host["this host" if is_loopback(machine.host) else f"machine {machine.name}"].append(machine.name)
     backup_slots = policy.backup_slots if policy.backup and spec.machines > 1 else 0
     refusals = []
     for host, names in by_host.items():

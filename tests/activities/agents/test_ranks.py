@@ -81,6 +81,21 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
     await pool.close()
 
 
+async def test_the_store_of_a_job_takes_a_port_of_its_range() -> None:
+    store = pb.StartStoreReply(host="::1", port=29501)
+    agent, pool = FakeAgent(start_store=store, launch=pb.LaunchReply(generation=1)), AgentClients()
+    for ports, first, last in (("29500-29510", 29500, 29510), ("29500", 29500, 29500), ("", 0, 0)):
+        spec = JobSpec(name="gpt", script="/job.py", store_ports=ports)
+        async with serving([agent]) as machines:
+            given = LaunchRanks(job=PlacedJob(spec=spec, machines=machines), generation=1, resume_step=-1)
+            await perform(given, ActivityEnvironment(), agents=pool)
+        asked = [call.request for call in agent.calls if call.method == "start_store"][-1]
+        assert (asked.first_port, asked.last_port) == (first, last)
+        launch = [call.request for call in agent.calls if call.method == "launch"][-1]
+        assert (launch.program.env["MASTER_ADDR"], launch.program.env["MASTER_PORT"]) == ("::1", "29501")
+    await pool.close()
+
+
 async def test_a_launch_compares_no_machine_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search in the list of all machines for each machine would take a second with 2,000 machines."""
     store = pb.StartStoreReply(host="m0", port=1)

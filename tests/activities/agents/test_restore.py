@@ -160,6 +160,7 @@ async def test_one_rank_of_a_dp_group_reads_remote_storage_for_the_others() -> N
 
     assert len(found.moved) == 8
     by_rank = {shard.rank: shard for shard in shards_of(*agents)}
+    assert [by_rank[rank].local_rank for rank in range(8)] == [0, 1] * 4, "it decides the network card"
     assert [rank for rank, shard in sorted(by_rank.items()) if not shard.HasField("tensors_rank")] == [0, 1, 4, 5]
     assert (by_rank[6].tensors_rank, by_rank[6].tensors_address) == (4, machines[2].address)
 

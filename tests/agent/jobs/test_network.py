@@ -15,7 +15,7 @@ PRINT = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOC
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("127.0.0.21", "lo"), ("localhost", "lo"), ("[::1]", "lo"), ("192.0.2.1", "")]
+    ("host", "name"), [("127.0.0.21", "lo"), ("localhost", "lo"), ("::1", "lo"), ("192.0.2.1", "")]
 )
 def test_an_address_belongs_to_one_interface_or_to_none(host: str, name: str) -> None:
     assert interface_of(host) == name

@@ -266,6 +266,11 @@ def test_everything_wrong_is_told_at_once(folder: Path) -> None:
         ("checkpoint = true", "checkpoint = True in job.toml: expected a table"),
         ('order = "pp-dp"', "order is pp-dp; it must name tp, pp and dp once each"),
         ('order = "xx-dp-tp"', "order is xx-dp-tp; it must name tp, pp and dp once each (job.toml)"),
+        (
+            'store_ports = "29510-29500"',
+            "store_ports = '29510-29500' in job.toml: '29510-29500' is not a range of ports",
+        ),
+        ("store_ports = 29500", "store_ports = 29500 in job.toml: expected text: put it in quotes"),
         ('python = "/no/such/python"', "/no/such/python is not a program"),
         ('cwd = "train.py"', "there is no folder"),
         ("tp = 2", "1 machines x 1 ranks = 1 ranks cannot be split into tp 2"),

@@ -21,8 +21,10 @@ from controlplane.local import cluster as local
 from controlplane.local import cluster_processes, ports, stopping
 from controlplane.local.cluster_file import ClusterFile
 from controlplane.local.commands import Commands
-from controlplane.local.plan import hold
+from controlplane.local.grow import grow
+from controlplane.local.plan import ClusterPlan, hold
 from controlplane.local.readiness import holds
+from everstep.base.addresses import Ports, parse_address
 from everstep.errors import ClusterError, ConfigError
 
 NAME = "trial"
@@ -64,6 +66,25 @@ def test_up_is_idempotent_and_can_grow_and_down_leaves_nothing(home: Path, comma
     assert again == grown  # the machines keep their addresses
     local.down(NAME, purge=True)
     assert not cluster.home.exists()
+
+
+def test_the_ports_of_agents_can_be_chosen(home: Path, commands: Commands) -> None:
+    ports = Ports(23_000, 23_099)
+    cluster = local.up(NAME, machines=2, standbys=0, workers=1, at_most=3, commands=commands, port_range=ports)
+    assert all(parse_address(machine.address).port in ports for machine in cluster.machines)
+    environments = [entry.env for entry in ClusterPlan.load(cluster.home).processes if entry.kind == "agent"]
+    assert {env["EVERSTEP_DATA_PORT"] for env in environments} == {"23000-23099"}
+    grow(NAME, 3)
+    assert parse_address(ClusterFile.load(NAME).machines[2].address).port in ports
+    with pytest.raises(ClusterError, match="is up with the ports 23000-23099, so it cannot use 24000-24099"):
+        local.up(NAME, machines=2, commands=commands, port_range=Ports(24_000, 24_099))
+    local.down(NAME)
+    again = local.up(NAME, machines=2, standbys=0, workers=1, commands=commands)
+    assert again.machines == cluster.machines, "the range is kept"
+    local.down(NAME)
+    other = Ports(24_000, 24_099)
+    moved = local.up(NAME, machines=2, standbys=0, workers=1, commands=commands, port_range=other)
+    assert all(parse_address(machine.address).port in other for machine in moved.machines)
 
 
 def test_every_killed_process_is_started_again(home: Path, commands: Commands) -> None:
@@ -247,7 +268,7 @@ def test_clusters_that_start_at_once_have_their_own_servers(home: Path, commands
         assert len({one.temporal_address for one in found}) == len({one.ui_url for one in found}) == len(names)
         for one in found:
             server = local.processes(one)["temporal"]
-            host, port = ports.split(one.temporal_address)
+            host, port = parse_address(one.temporal_address)
             assert _listening(server) & {port}, f"{host}:{port} does not belong to the server of {one.name}"
     finally:
         for name in names:
@@ -258,14 +279,14 @@ def test_the_address_of_a_restarting_process_stays_reserved(home: Path, commands
     cluster = local.up(NAME, machines=1, standbys=0, workers=1, commands=commands)
     hold(cluster.home, "temporal")
     os.kill(local.processes(cluster)["temporal"], signal.SIGKILL)
-    host, port = ports.split(cluster.temporal_address)
+    host, port = parse_address(cluster.temporal_address)
     assert holds(lambda: ports.is_free(host, port), PATIENCE_S)
     with ports.Claims() as claims:
         assert not claims.claim(host, port)
-        assert claims.choose(host, port) != port
+        assert claims.choose(host, preferred=port).port != port
     local.down(NAME)
     with ports.Claims() as claims:
-        assert claims.choose(host, port) == port
+        assert claims.choose(host, preferred=port).port == port
 
 
 def _listening(pid: int) -> set[int]:

@@ -15,7 +15,9 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
 from controlplane.local import cluster_processes, ports, readiness, temporal_binary, temporal_server
+from everstep.base.addresses import Address
 from everstep.errors import ClusterError
+from tests.hosts import IPV6
 from workflows import attributes
 
 
@@ -106,8 +108,27 @@ async def test_the_server_has_search_attributes_and_a_fast_journal(home: Path) -
     found = temporal_binary.installed(lambda _: None)
     assert found, "no Temporal server: run `make temporal`"
     with ports.Claims() as claims:
-        port, ui_port = claims.choose("127.0.0.1"), claims.choose("127.0.0.1")
+        port, ui_port = claims.choose("127.0.0.1").port, claims.choose("127.0.0.1").port
         await _check_server(found[0], port, ui_port, home / "temporal.db")
+
+
+@IPV6
+async def test_a_server_may_have_an_ipv6_address(home: Path) -> None:
+    found = temporal_binary.installed(lambda _: None)
+    assert found, "no Temporal server: run `make temporal`"
+    with ports.Claims() as claims:
+        port, ui_port = claims.choose("::1").port, claims.choose("::1").port
+        command = temporal_server.start_command(
+            found[0], port=port, ui_port=ui_port, database=home / "temporal.db", namespace="everstep"
+        )
+        command[command.index("127.0.0.1")] = "::1"
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # noqa: ASYNC220
+            try:
+                client = await _healthy(str(Address("::1", port)))
+                assert client.namespace == "everstep"
+            finally:
+                server.terminate()
+                server.wait(30)
 
 
 async def _check_server(binary: Path, port: int, ui_port: int, database: Path) -> None:

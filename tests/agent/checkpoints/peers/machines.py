@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.v1 import agent_pb2 as pb
 from everstep.slots.reader import SlotReader
-from tests.agent.agents import RunningAgent, until
+from tests.agent.agents import HOST, RunningAgent, until
 
 SIZE = 400_000
 
@@ -205,9 +205,11 @@ def runs(pid: int) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def running_agents(folder: Path, count: int, *options: str) -> AsyncIterator[list[RunningAgent]]:
+async def running_agents(
+    folder: Path, count: int, *options: str, host: str = HOST
+) -> AsyncIterator[list[RunningAgent]]:
     """Run agents m1, m2, …"""
-    agents = [RunningAgent(folder / f"m{i + 1}", *options, machine=f"m{i + 1}") for i in range(count)]
+    agents = [RunningAgent(folder / f"m{i + 1}", *options, machine=f"m{i + 1}", host=host) for i in range(count)]
     try:
         await asyncio.gather(*(agent.start() for agent in agents))
         yield agents

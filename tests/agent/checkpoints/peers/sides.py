@@ -15,7 +15,9 @@ from pathlib import Path
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.copy_requests import Header, Offer, as_message
 from agent.checkpoints.peers.data_port import DataPort, Tokens
+from agent.checkpoints.peers.send_slot import Connected, PeerConnection
 from agent.checkpoints.peers.wire import Wire, connect
+from everstep.base.addresses import Address
 from everstep.slots.file import SlotFile
 from everstep.slots.format import SlotHeader
 from everstep.slots.owner import SlotOwner
@@ -40,12 +42,13 @@ class Side:
         self.shm = fresh_shm()
         self.received = PeerBackups(self.shm, OWNER, fenced)
         self.tokens = Tokens()
-        self.port = DataPort(HOST, self.tokens)
+        self.port = DataPort([HOST], self.tokens)
+        self.address = self.port.addresses[0]
         self.port.start(lambda job: self.received if job == JOB else None)
 
     def connect(self, through: Network | None = None, *, patience_s: float = 5.0) -> Wire:
-        port = through.port if through else self.port.port
-        return connect(HOST, port, JOB, self.tokens.issue(JOB), patience_s=patience_s)
+        address = Address(HOST, through.port) if through else self.address
+        return connect(address, JOB, self.tokens.issue(JOB), patience_s=patience_s)
 
     def payload(self, rank: int, step: int, prefix: str = "backup") -> bytes:
         """Return the bytes of a held slot. Its headers and its checksum are intact."""
@@ -98,6 +101,12 @@ def offer(header: SlotHeader, *, rank: int = 0, generation: int = 1, resume_step
         slots=2,
         header=Header(**as_message(header)),
     )
+
+
+def only(wire: Wire, piece: int = 20_000) -> Connected:
+    """Return what ``put`` needs to send over one connection, in pieces of this size."""
+    one = PeerConnection(wire, memoryview(bytearray(piece)))
+    return lambda count: [one]
 
 
 class Network:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent.checkpoints.peers import backups as received_module
-from agent.checkpoints.peers.copy_requests import Request
+from agent.checkpoints.peers.copy_requests import PartHeader, Request
 from agent.checkpoints.peers.send_slot import Fate, Outcome, put
 from agent.checkpoints.peers.wire import Wire
 from everstep.slots.format import SlotHeader
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.peers.sides import Side, offer, save, side
+from tests.agent.checkpoints.peers.sides import Side, offer, only, save, side
 
 DATA = bytes(range(256)) * 400
 
@@ -37,7 +37,7 @@ class Owner:
     def send_header(self, header: SlotHeader, *, generation: int = 1, resume_step: int = 0) -> Outcome:
         made = offer(header, rank=self.rank, generation=generation, resume_step=resume_step)
         with contextlib.closing(SlotReader(self.path)) as reader, contextlib.closing(self.peer.connect()) as wire:
-            return put(wire, reader, header, made, buffer=memoryview(bytearray(10_000)))
+            return put(only(wire, 10_000), reader, header, made)
 
 
 def test_a_stopped_generation_adds_nothing() -> None:
@@ -65,8 +65,8 @@ def test_a_stop_breaks_off_what_is_on_its_way() -> None:
         with contextlib.closing(peer.connect()) as wire:
             wire.send(offer(header).model_dump())
             assert wire.receive() == {"allocating": True}
-            assert wire.receive()["have"] == 0
-            wire.send_chunk(memoryview(DATA)[:50_000])
+            assert wire.receive()["missing"] == [[0, header.payload_bytes]]
+            begin(wire, header)
             peer.received.stop(1)
             with pytest.raises(OSError):
                 _finish(wire, header, path)
@@ -77,11 +77,18 @@ def test_a_stop_breaks_off_what_is_on_its_way() -> None:
         )
 
 
+def begin(wire: Wire, header: SlotHeader) -> None:
+    """Send the first bytes of a slot."""
+    wire.send(PartHeader(start=0, stop=header.payload_bytes).model_dump())
+    wire.send_chunk(memoryview(DATA)[:50_000])
+
+
 def _finish(wire: Wire, header: SlotHeader, path: Path) -> None:
     with contextlib.closing(SlotReader(path)) as reader:
         rest = bytearray(header.payload_bytes)
         reader.read_into(header, 0, memoryview(rest))
     wire.send_chunk(memoryview(rest)[50_000:])
+    wire.send(PartHeader().model_dump())
     wire.receive()
 
 
@@ -93,8 +100,8 @@ def test_a_stop_of_an_older_generation_touches_nothing() -> None:
         with contextlib.closing(peer.connect()) as wire:
             wire.send(offer(header, generation=2).model_dump())
             assert wire.receive() == {"allocating": True}  # the second slot is used for the first time
-            assert wire.receive()["have"] == 0
-            wire.send_chunk(memoryview(DATA)[:50_000])
+            assert wire.receive()["missing"] == [[0, header.payload_bytes]]
+            begin(wire, header)
             peer.received.stop(1)
             _finish(wire, header, owner.path)
         assert peer.steps(0) == [5, 6]
@@ -175,7 +182,7 @@ def test_no_room_is_told_with_numbers_and_stale_backups_make_room(monkeypatch: p
             made = offer(save(owner.path, 11, DATA, generation=2), rank=1, generation=2, resume_step=10)
             wire.send(made.model_dump())
             assert wire.receive() == {"allocating": True}
-            assert wire.receive()["have"] == 0
+            assert "missing" in wire.receive()
         assert not (peer.shm / "backup-0").exists()
 
 
@@ -206,7 +213,7 @@ def test_a_new_connection_takes_over_from_one_that_hangs() -> None:
             hanging.send(offer(header).model_dump())
             hanging.receive()
             hanging.receive()
-            hanging.send_chunk(memoryview(DATA)[:50_000])
+            begin(hanging, header)
             _until_received(peer, 50_000)
             sent = owner.send_header(header)
             assert sent.fate is Fate.KEPT
@@ -215,7 +222,7 @@ def test_a_new_connection_takes_over_from_one_that_hangs() -> None:
 
 def _until_received(peer: Side, count: int) -> None:
     deadline = time.monotonic() + 10
-    while peer.received._backup(0).done < count:
+    while not (incoming := peer.received._backup(0).incoming) or incoming.done < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -250,7 +257,7 @@ def test_too_many_connections_that_know_the_token_are_turned_away(monkeypatch: p
 
 def test_who_never_comes_to_the_point_does_not_keep_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.checkpoints.peers.handshake.GREET_S", 1.0)
-    with side() as peer, socket.create_connection(("127.0.0.1", peer.port.port)) as slow:
+    with side() as peer, socket.create_connection(("127.0.0.1", peer.address.port)) as slow:
         deadline = time.monotonic() + 8
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline:  # the client sends a byte now and then, so that it is never silent

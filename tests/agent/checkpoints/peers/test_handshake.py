@@ -20,7 +20,7 @@ from tests.agent.checkpoints.peers.sides import HOST, JOB, Side, side
 @contextlib.contextmanager
 def idle(peer: Side, address: str = "127.0.0.2") -> Iterator[socket.socket]:
     """Open a connection from an address, read the greeting, and send nothing."""
-    with socket.create_connection((HOST, peer.port.port), source_address=(address, 0)) as found:
+    with socket.create_connection((HOST, peer.address.port), source_address=(address, 0)) as found:
         found.settimeout(30)
         assert found.recv(8, socket.MSG_WAITALL) == MAGIC
         assert len(found.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
@@ -93,7 +93,7 @@ def test_only_a_client_without_a_token_is_timed_out(monkeypatch: pytest.MonkeyPa
 def test_a_wrong_token_or_a_too_long_message_closes_the_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "GREET_S", 3600.0)
     with side() as peer:
-        wire = connect(HOST, peer.port.port, JOB, b"x" * 32)
+        wire = connect(peer.address, JOB, b"x" * 32)
         with contextlib.closing(wire):
             wire.send({"op": "get"})
             with pytest.raises((OSError, WireError)):
@@ -118,7 +118,7 @@ def test_a_closing_port_closes_idle_connections() -> None:
         waiting.settimeout(30)
         assert waiting.recv(1) == b""
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((HOST, peer.port.port))
+            socket.create_connection((HOST, peer.address.port))
 
 
 def test_all_addresses_of_a_machine_count_as_one() -> None:

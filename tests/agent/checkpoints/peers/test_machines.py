@@ -12,9 +12,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from agent.checkpoints.peers.cards import Cards
 from agent.checkpoints.peers.exchange import Exchange
 from agent.security import ClientSecurity, ServerSecurity
 from agent.v1 import agent_pb2 as pb
+from everstep.base.addresses import ANY_PORT, parse_address
 from everstep.errors import AgentError, UnknownJob
 from tests.agent.agents import RunningAgent, running_agent
 from tests.agent.checkpoints.peers.machines import job_on, running_agents, state
@@ -249,20 +251,20 @@ async def test_agents_with_tls_and_a_token_reach_each_other(tmp_path: Path, keys
     async with running_agent(tmp_path, *given, security=security) as agent:
         # Both ends of this call are agents. The client is the exchange's own, with the token that the agent was given.
         shown = ServerSecurity(token_file=keys / "token").as_client(keys / "cert.pem")
-        exchange = Exchange("m2", "127.0.0.1", shown)
+        exchange = Exchange("m2", "127.0.0.1", Cards(), ANY_PORT, shown)
         try:
             with pytest.raises(UnknownJob, match="is not prepared"):
-                await asyncio.to_thread(exchange.connect, agent.address, "gpt")
+                await asyncio.to_thread(exchange.connect, agent.address, "gpt", 0)
             await agent.client.stop(pb.StopRequest(request_id="s", job="gpt", generation=1))
-            wire = await asyncio.to_thread(exchange.connect, agent.address, "gpt")
+            wire = await asyncio.to_thread(exchange.connect, agent.address, "gpt", 0)
             wire.send({"op": "get", "rank": 0, "step": 1, "file": "own", "offset": 0, "length": -1})
             assert "gone" in wire.receive()
             wire.close()
         finally:
             await exchange.close()
-        stranger = Exchange("m3", "127.0.0.1", ClientSecurity(ca_file=keys / "cert.pem"))
+        stranger = Exchange("m3", "127.0.0.1", Cards(), ANY_PORT, ClientSecurity(ca_file=keys / "cert.pem"))
         with pytest.raises(AgentError, match="no valid token"):
-            await asyncio.to_thread(stranger.connect, agent.address, "gpt")
+            await asyncio.to_thread(stranger.connect, agent.address, "gpt", 0)
         await stranger.close()
 
 
@@ -344,7 +346,7 @@ async def test_backups_go_on_while_hundreds_of_strangers_hold_connections(
         process = agents[1].process
         assert process
         [port] = data_ports(process.pid, agents[1].address)
-        strangers = [group.create_task(stranger(agents[1].address.rpartition(":")[0], port)) for _ in range(320)]
+        strangers = [group.create_task(stranger(parse_address(agents[1].address).host, port)) for _ in range(320)]
         await asyncio.sleep(0.5)
         await job.launch(pause=0.02)
         seen = await job.until(0, lambda rank: rank.saved.backup_step >= 30, "backups succeed")
@@ -356,7 +358,7 @@ async def test_backups_go_on_while_hundreds_of_strangers_hold_connections(
 def data_ports(pid: int, address: str) -> list[int]:
     """Return the ports on which an agent listens, except the port for gRPC."""
     listening = {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == "LISTEN"}
-    return sorted(listening - {int(address.rpartition(":")[2])})
+    return sorted(listening - {parse_address(address).port})
 
 
 async def stranger(host: str, port: int) -> None:

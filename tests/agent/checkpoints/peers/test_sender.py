@@ -11,11 +11,13 @@ import pytest
 
 from agent.checkpoints.options import LaunchOptions, Place
 from agent.checkpoints.peers import peer_sender
+from agent.checkpoints.peers.cards import Cards
 from agent.checkpoints.peers.sender import Sender
 from agent.checkpoints.peers.wire import Wire
 from agent.checkpoints.save_watch import SaveWatch
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.keep.choose_card import Card
 from everstep.errors import AgentUnreachable
 from everstep.slots.file import SlotFile
 from everstep.slots.format import Pin, SlotHeader
@@ -28,25 +30,29 @@ DATA = bytes(range(256)) * 400
 class Mine:
     """One machine with its sender; with ``failure``, the connection to the peer fails."""
 
-    def __init__(self, here: Side, peer: Side, *, ranks: tuple[int, ...] = (0,), **options: float) -> None:
+    def __init__(
+        self, here: Side, peer: Side, *, ranks: tuple[int, ...] = (0,), cards: Cards | None = None, **options: float
+    ) -> None:
         self.here = here
         self.peer = peer
         self.saved = SavedStates()
         self.failure: Exception | None = None
         self.connections = 0
+        self.cards_used: set[int] = set()
         place = Place(JOB, "m1", here.shm, here.shm, self.saved)
         chosen = {"backup": True, "backup_slots": 2, "backup_every_steps": 1} | options
         peers = tuple(pb.BackupPeer(rank=rank, machine="m2", address="nowhere:1") for rank in ranks)
         launch = LaunchOptions(1, 0, ranks, pb.CheckpointOptions(**chosen), peers)  # type: ignore[arg-type]
-        self.sender = Sender(place, launch, self._connect)
+        self.sender = Sender(place, launch, self._connect, cards or Cards())
         self.save_watch = SaveWatch(place, [self.sender.on_saved])
         self.sender.start()
         self.save_watch.start()
 
-    def _connect(self, address: str, job: str, closing: threading.Event) -> Wire:
+    def _connect(self, address: str, job: str, card: int, closing: threading.Event) -> Wire:
         if self.failure:
             raise self.failure
         self.connections += 1
+        self.cards_used.add(card)
         return self.peer.connect(patience_s=1)
 
     def save(self, step: int, rank: int = 0, data: bytes = DATA) -> SlotHeader:
@@ -241,6 +247,33 @@ def test_a_rate_limit_slows_the_sender_but_not_the_rank() -> None:
         taken = time.monotonic() - began
         assert taken > len(DATA) / 0.2e6 * 0.8
         assert saving < taken
+        mine.close()
+
+
+def test_a_share_of_the_card_s_speed_slows_the_sender() -> None:
+    with side() as here, side() as peer:
+        slow = Cards((Card("eth0", speed_mbit=8),))  # 1 MB/s
+        mine = Mine(here, peer, cards=slow, backup_card_share=0.2, backup_chunk_mb=0.01)
+        began = time.monotonic()
+        mine.save(1)
+        wait(lambda: mine.state().backup_step == 1, "the step is backed up")
+        assert time.monotonic() - began > len(DATA) / 0.2e6 * 0.8
+        mine.close()
+
+
+def test_each_card_has_its_own_thread_and_its_own_limit() -> None:
+    with side() as here, side() as peer:
+        cards = Cards((Card("ib0", speed_mbit=8_000), Card("ib1", speed_mbit=8_000)))
+        mine = Mine(here, peer, ranks=(4, 5, 6), cards=cards, backup_card_share=0.5)
+        assert [sender.ranks for sender in mine.sender._senders] == [[4, 6], [5]]
+        limits = [sender._limits for sender in mine.sender._senders]
+        assert [[limit.bytes_per_s for limit in of_card] for of_card in limits] == [[0, 0.5e9], [0, 0.5e9]]
+        assert limits[0][1] is not limits[1][1]
+        assert limits[0][0] is limits[1][0], "backup_rate_mb_s is for the machine"
+        for rank in (4, 5, 6):
+            mine.save(1, rank)
+        wait(lambda: all(mine.state(rank).backup_step == 1 for rank in (4, 5, 6)), "all ranks are backed up")
+        assert sorted(mine.cards_used) == [0, 1]
         mine.close()
 
 

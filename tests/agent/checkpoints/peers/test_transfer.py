@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from agent.checkpoints.peers.fetch import fetch_range, fetch_slot
 from agent.checkpoints.peers.send_slot import Fate, put
 from agent.checkpoints.peers.wire import connect
+from everstep.base.addresses import Address
 from everstep.errors import AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import SlotReader
-from tests.agent.checkpoints.peers.sides import HOST, JOB, OWNER, Network, offer, save, side
+from tests.agent.checkpoints.peers.sides import HOST, JOB, OWNER, Network, offer, only, save, side
 from tests.everstep.slots.saved import payload_at
 
 SIZES = st.integers(0, 300_000)
@@ -29,7 +30,7 @@ HELLO = 8 + 32 + 40
 
 def send(path, header, wire, piece: int = 20_000, **more):  # type: ignore[no-untyped-def]
     with contextlib.closing(SlotReader(path)) as reader, contextlib.closing(wire):
-        return put(wire, reader, header, offer(header, **more), buffer=memoryview(bytearray(piece)))
+        return put(only(wire, piece), reader, header, offer(header, **more))
 
 
 @settings(max_examples=30)
@@ -38,11 +39,11 @@ def test_a_backup_that_breaks_anywhere_ends_with_the_same_bytes(
     size: int, breaks: list[int], piece: int, numbers: random.Random
 ) -> None:
     data = numbers.randbytes(size)
-    with side() as mine, side() as peer, Network(peer.port.port, breaks=breaks) as network:
+    with side() as mine, side() as peer, Network(peer.address.port, breaks=breaks) as network:
         header = save(mine.shm / "checkpoint-0", 7, data, structure=numbers.randbytes(size % 999))
         for _ in range(len(breaks) + 1):
             try:
-                outcome = send(mine.shm / "checkpoint-0", header, peer.connect(network), piece)
+                outcome = send(mine.shm / "checkpoint-0", header, peer.connect(network), piece=piece)
             except (OSError, WireError):
                 continue
             assert outcome.fate is Fate.KEPT
@@ -59,7 +60,7 @@ def test_a_restore_that_breaks_anywhere_ends_with_the_same_bytes(
 ) -> None:
     data = numbers.randbytes(size)
     name = "checkpoint" if file == "own" else "backup"
-    with side() as mine, side() as peer, Network(peer.port.port, breaks=breaks[:2], back=True) as network:
+    with side() as mine, side() as peer, Network(peer.address.port, breaks=breaks[:2], back=True) as network:
         save(peer.shm / f"{name}-3", 7, data)
         with contextlib.closing(SlotFile(mine.shm / "checkpoint-3", slots=3, owner=OWNER(3))) as into:
             moved = fetch_slot(lambda: peer.connect(network), 3, 7, file, into)  # type: ignore[arg-type]
@@ -69,7 +70,7 @@ def test_a_restore_that_breaks_anywhere_ends_with_the_same_bytes(
 
 def test_what_came_is_not_sent_again() -> None:
     data = random.Random(1).randbytes(1_000_000)
-    with side() as mine, side() as peer, Network(peer.port.port, breaks=[600_000]) as network:
+    with side() as mine, side() as peer, Network(peer.address.port, breaks=[600_000]) as network:
         header = save(mine.shm / "checkpoint-0", 7, data)
         with pytest.raises((OSError, WireError)):
             send(mine.shm / "checkpoint-0", header, peer.connect(network))
@@ -87,7 +88,7 @@ def test_what_came_is_not_sent_again() -> None:
 
 def test_a_newer_step_takes_the_place_of_a_part() -> None:
     data = random.Random(1).randbytes(200_000)
-    with side() as mine, side() as peer, Network(peer.port.port, breaks=[100_000]) as network:
+    with side() as mine, side() as peer, Network(peer.address.port, breaks=[100_000]) as network:
         path = mine.shm / "checkpoint-0"
         first = save(path, 7, data)
         with pytest.raises((OSError, WireError)):
@@ -104,7 +105,7 @@ def test_a_flipped_bit_on_the_wire_is_never_committed(where: float) -> None:
     with side() as mine, side() as peer:
         path = mine.shm / "checkpoint-0"
         header = save(path, 7, data)
-        with Network(peer.port.port, flip_at=HELLO + 2_000 + int(where * 490_000)) as network:
+        with Network(peer.address.port, flip_at=HELLO + 2_000 + int(where * 490_000)) as network:
             try:
                 outcome = send(path, header, peer.connect(network, patience_s=1), piece=600_000)
             except (OSError, WireError):  # the flipped bit was in the length of a piece
@@ -116,7 +117,7 @@ def test_a_flipped_bit_on_the_wire_is_never_committed(where: float) -> None:
 
 def test_a_flipped_bit_on_the_way_back_is_never_restored() -> None:
     data = random.Random(2).randbytes(500_000)
-    with side() as mine, side() as peer, Network(peer.port.port, flip_at=300_000, back=True) as network:
+    with side() as mine, side() as peer, Network(peer.address.port, flip_at=300_000, back=True) as network:
         save(peer.shm / "backup-0", 7, data)
         with (
             contextlib.closing(SlotFile(mine.shm / "checkpoint-0", slots=3, owner=OWNER(0))) as into,
@@ -157,10 +158,9 @@ def test_a_slot_that_the_rank_needs_is_given_up() -> None:
         with contextlib.closing(SlotFile(path, slots=3, owner=OWNER(0))) as file:
             file.forget(7)
         with contextlib.closing(peer.connect()) as wire, contextlib.closing(SlotReader(path)) as reader:
-            buffer = memoryview(bytearray(1 << 16))
-            assert put(wire, reader, header, offer(header), buffer=buffer).fate is Fate.GONE
+            assert put(only(wire), reader, header, offer(header)).fate is Fate.GONE
             again = save(path, 8, bytes(100_000))
-            assert put(wire, reader, again, offer(again), buffer=buffer).fate is Fate.KEPT, (
+            assert put(only(wire), reader, again, offer(again)).fate is Fate.KEPT, (
                 "the next step is sent on the same connection"
             )
 
@@ -176,7 +176,7 @@ def test_what_is_gone_cannot_be_fetched() -> None:
             with pytest.raises(CorruptCheckpoint, match=r"does not hold step 8|cannot be read"):
                 fetch_slot(peer.connect, rank, step, "backup", into)
         with pytest.raises(AgentUnreachable):
-            fetch_slot(lambda: connect(HOST, 1, JOB, bytes(32), connect_s=0.2), 0, 7, "backup", into)
+            fetch_slot(lambda: connect(Address(HOST, 1), JOB, bytes(32), connect_s=0.2), 0, 7, "backup", into)
 
 
 def test_a_part_of_a_payload() -> None:
@@ -195,7 +195,7 @@ def test_who_does_not_know_the_token_gets_nothing() -> None:
         header = save(mine.shm / "checkpoint-0", 7, b"x" * 1000)
         peer.tokens.issue(JOB)
         for token, job in ((bytes(32), JOB), (peer.tokens.issue(JOB), "other")):
-            wire = connect(HOST, peer.port.port, job, token, patience_s=5)
+            wire = connect(peer.address, job, token, patience_s=5)
             with pytest.raises((OSError, WireError)):
                 send(mine.shm / "checkpoint-0", header, wire)
         assert list(peer.shm.iterdir()) == [], "no file was made for clients without a token"
@@ -205,7 +205,7 @@ def test_who_does_not_know_the_token_gets_nothing() -> None:
 def test_whoever_talks_nonsense_is_turned_away(said: bytes) -> None:
     with side() as peer:
         peer.tokens.issue(JOB)
-        with socket.create_connection((HOST, peer.port.port), timeout=20) as connection:
+        with socket.create_connection((HOST, peer.address.port), timeout=20) as connection:
             with contextlib.suppress(OSError):
                 connection.sendall(said)
                 connection.shutdown(socket.SHUT_WR)
