@@ -200,6 +200,7 @@ class Transfer:
 
     def give_up(self) -> None:
         """Discard the transfer, because the sender has lost the slot."""
+        self.close()
         self._backup.give_up()
 
     def commit(self) -> None:
@@ -210,6 +211,7 @@ class Transfer:
             CorruptCheckpoint: the bytes differ from the bytes that the rank saved.
             WireError: bytes are missing.
         """
+        self.close()  # no connection may write into a slot that is verified
         backup, checksum = self._backup, self.incoming.checksum()
         try:
             with self._fence.unfenced(self._offer.generation):

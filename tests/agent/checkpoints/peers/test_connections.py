@@ -216,6 +216,19 @@ def test_a_connection_without_parts_waits_for_a_slow_one(monkeypatch: pytest.Mon
         assert peer.payload(0, 7) == mine.payload(0, 7, "checkpoint")
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_connection_that_has_not_ended_is_broken_when_the_leading_one_ends(gone: bool) -> None:
+    with side() as mine, side() as peer:
+        header = save(mine.shm / "checkpoint-0", 7, DATA)
+        with two_connections(peer, header) as (lead, other):
+            lead.send(PartHeader(gone=gone).model_dump())
+            with pytest.raises((OSError, WireError)):
+                other.receive()
+            kept = 0 if gone else PART // 2
+            wait(lambda: done(peer) == kept, "only a copy that is given up is forgotten")
+        assert peer.steps(0) == []
+
+
 def test_the_limit_holds_for_all_connections_together() -> None:
     with side() as mine, side() as peer, contextlib.closing(Connections(peer)) as opened:
         header = save(mine.shm / "checkpoint-0", 7, DATA)
