@@ -33,7 +33,7 @@ def undisturbed(deployed: Deployed) -> Losses:
 
 
 def test_the_doctor_finds_every_machine(deployed: Deployed) -> None:
-    done = deployed.everstep("doctor", "--json")
+    done = deployed.everstep("doctor", "--json", limit_s=100.0)
     found = {one["name"]: one for one in json.loads(done.stdout) if one["machines"]}
 
     for name in ("agent", "ports", "network"):

@@ -19,7 +19,9 @@ async def test_the_machine_of_the_rendezvous_store_is_lost(spread: DrillOf, went
     went_on(result, {"own memory": 3, "backup": 1}, lost=1)
     assert result.steps_promised == 1
     assert result.emptied == ["m0"]
-    assert [name for name, _ in result.stages] == ["stop", "decide", "restore", "reattempt", "confirm"]
+    # Ranks that wait for the store may count as hanging before the machine's silence is noticed. Then they are traced.
+    stages = [name for name, _ in result.stages if name != "trace"]
+    assert stages == ["stop", "decide", "restore", "reattempt", "confirm"]
 
 
 @pytest.mark.wide

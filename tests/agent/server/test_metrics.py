@@ -92,7 +92,7 @@ async def test_an_address_that_is_none_is_told_before_anything_else(tmp_path: Pa
     insecure = ServerSecurity(insecure=True)
     options = AgentOptions("m1", f"{HOST}:1", tmp_path / "state", tmp_path / "shm", security=insecure, metrics="here")
 
-    with pytest.raises(ConfigError, match="--metrics is 'here'"):
+    with pytest.raises(ConfigError, match="--metrics: 'here' is not host:port"):
         await serve(options)
     assert not options.state_dir.exists()
 
