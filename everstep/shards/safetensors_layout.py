@@ -68,7 +68,7 @@ def table_of(structure: bytes) -> tuple[TensorEntry, ...]:
     Raises:
         CorruptCheckpoint: it cannot be read.
     """
-    specs, _ = split(structure)
+    specs = split(structure).specs
     try:
         entries = [TensorEntry.model_validate(spec._asdict()) for spec in specs]
     except ValueError as error:

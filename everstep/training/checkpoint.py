@@ -24,10 +24,13 @@ from everstep.training.digest import digest_of
 from everstep.training.gradients import WHAT_TO_DO, Gradients
 from everstep.training.layout import SlotLayout, view_of
 from everstep.training.memory_check import check_room
+from everstep.training.optimizer_state import load_optimizer
+from everstep.training.refusals import refuse_what_cannot_return
 from everstep.training.restore_copy import RestoreCopy
 from everstep.training.rng import RandomState
 from everstep.training.save_signal import SaveSignal
 from everstep.training.saver import Saver
+from everstep.training.unsaved_buffers import UnsavedBuffers
 
 _RNG = "everstep.rng"
 _STEP = "everstep.step"
@@ -84,6 +87,9 @@ class Checkpoint:
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
         """Optimizer → number of parameters in each of its groups when the loop began; None: a change was reported."""
+        self._checked = False
+        """Whether the first save has shown that the state of all objects can be restored."""
+        self._unsaved_buffers = UnsavedBuffers(self._things.values())
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:
@@ -112,7 +118,12 @@ class Checkpoint:
         if self._saver is None or self._gradients is None:
             return
         self._warn_of_new_parameters()
+        self._unsaved_buffers.look()
         tree = {name: thing.state_dict() for name, thing in self._things.items()}
+        if not self._checked:
+            for name, thing in self._things.items():
+                refuse_what_cannot_return(name, thing, tree[name])
+        self._checked = True
         gradients = self._gradients.state_dict(completed_steps, tree)
         tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
         if gradients:
@@ -284,7 +295,10 @@ class Checkpoint:
             )
         for name, thing in self._things.items():
             try:
-                thing.load_state_dict(tree.pop(name))
+                if isinstance(thing, torch.optim.Optimizer):
+                    load_optimizer(thing, tree.pop(name))
+                else:
+                    thing.load_state_dict(tree.pop(name))
             except EverstepError:
                 raise
             except Exception as error:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from everstep.slots.tensor_table import TensorSpec
+from everstep.training.layout import as_integers
 
 LARGE = 1 << 16
 """The copying thread copies a tensor by memmove if it has at least this many bytes."""
@@ -51,7 +52,7 @@ class Batch:
                     self._add(offset, piece)
                     offset += piece.numel()
             else:
-                self._add(spec.offset, tensor.detach())
+                self._add(spec.offset, as_integers(tensor.detach()))
 
     def pairs(self, address: int) -> tuple[list[Tensor], list[Tensor]]:
         """Tensors in the slot at an address, and the tensors to copy into them, without those of ``moves``."""

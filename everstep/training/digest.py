@@ -9,7 +9,9 @@ import numpy
 import torch
 import xxhash
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from everstep.training.layout import as_integers
+from everstep.training.subclasses import is_wrapper, parts_of
 
 
 def digest_of(state: Any) -> str:
@@ -36,12 +38,15 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
         yield f"{type(value).__name__} {len(value)} ".encode()
         for item in value:
             yield from _pieces(item)
-    elif isinstance(value, DTensor):
-        yield from _pieces(value.to_local())
+    elif isinstance(value, Tensor) and is_wrapper(value):
+        for part in parts_of(value):
+            yield from _pieces(part)
+    elif isinstance(value, Tensor) and value.layout is not torch.strided:
+        yield from _pieces(value.to_dense())
     elif isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().resolve_conj().resolve_neg().cpu()
         yield f"{plain.dtype} {tuple(plain.shape)} ".encode()
-        yield plain.reshape(-1).view(torch.uint8).numpy().data
+        yield as_integers(plain).contiguous().reshape(-1).view(torch.uint8).numpy().data
     elif isinstance(value, numpy.ndarray):
         yield f"{value.dtype} {value.shape} ".encode()
         yield value.tobytes()

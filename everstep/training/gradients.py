@@ -16,9 +16,10 @@ backward pass or ``zero_grad(set_to_none=False)``, makes a gradient pending.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from everstep.errors import CheckpointError
+from everstep.training.subclasses import parts_of
 
 USED = "_everstep_used"
 """Attribute of a gradient: its version when an optimizer last used it."""
@@ -93,7 +95,7 @@ class Gradients:
                 self._judge(parameter, grad is None or not _is_used(grad))
         skipped = self._step_was_skipped(tree) and not self._accumulates
         pending = [entry for entry in present if self._keep_all or not (skipped or _is_used(entry[2]))]
-        self._refuse_unsaved(pending)
+        self._refuse_unsaved(bool(pending))
         self._accumulates |= bool(pending)
         saved = {id(parameter) for _, parameter, _ in pending}
         left = [(parameter, grad) for _, parameter, grad in present if id(parameter) not in saved]
@@ -101,8 +103,6 @@ class Gradients:
         state: dict[str, Any] = {"all": True} if self._keep_all else {}
         if pending:
             state["tensors"] = {name: grad for name, _, grad in pending}
-            if strides := {name: turned for name, _, grad in pending if (turned := _turned(grad))}:
-                state["strides"] = strides
         if left:
             state["left_out"] = bytes(id(parameter) in self._left for _, parameter, _ in parameters)
         return state
@@ -113,14 +113,14 @@ class Gradients:
         Raises:
             CheckpointError: they do not fit the parameters.
         """
-        tensors, strides = dict(state.get("tensors", {})), state.get("strides", {})
+        tensors = dict(state.get("tensors", {}))
         left_out = state.get("left_out", b"")
         for number, (name, parameter) in enumerate(self._parameters()):
             grad = tensors.pop(name, None)
             try:
-                parameter.grad = None if grad is None else _laid_out(grad, strides.get(name))
+                parameter.grad = grad
                 if any(left_out[number : number + 1]):
-                    parameter.grad = placeholder = torch.zeros_like(parameter, requires_grad=False)
+                    parameter.grad = placeholder = _placeholder(parameter)
                     setattr(placeholder, LEFT_OUT, PLACEHOLDER)
                     setattr(placeholder, USED, _version(placeholder))
             except Exception as error:
@@ -220,12 +220,11 @@ class Gradients:
                     seen.add(id(parameter))
                     yield f"{thing_name}.{name}", parameter
 
-    def _refuse_unsaved(self, pending: Iterable[tuple[str, Tensor, Tensor]]) -> None:
-        reason = next((f"{name} has {why}" for name, _, grad in pending if (why := _not_plain(grad))), "")
-        if "torch.distributed.fsdp" in sys.modules and not reason:
-            modules = [thing for thing in self._things.values() if isinstance(thing, torch.nn.Module)]
-            reason = next((why for module in modules if (why := _kept_by_fsdp(module, bool(pending)))), "")
-        if reason:
+    def _refuse_unsaved(self, pending: bool) -> None:
+        if "torch.distributed.fsdp" not in sys.modules:
+            return
+        modules = [thing for thing in self._things.values() if isinstance(thing, torch.nn.Module)]
+        if reason := next((why for module in modules if (why := _kept_by_fsdp(module, pending))), ""):
             raise CheckpointError(
                 f"the body of a step ended with gradients that a later optimizer.step() will use, but they cannot be "
                 f"saved: {reason}. {WHAT_TO_DO}"
@@ -238,7 +237,7 @@ def _is_used(grad: Tensor) -> bool:
 
 def _version(grad: Tensor) -> int:
     """A counter that grows with each change of a gradient; FSDP2 changes the local shard, which has its own counter."""
-    return grad._version if type(grad) is Tensor else grad._version + getattr(grad, "_local_tensor", grad)._version
+    return grad._version if type(grad) is Tensor else grad._version + sum(part._version for part in parts_of(grad))
 
 
 def _parameters_of(thing: Any) -> Iterator[tuple[str, Tensor]]:
@@ -251,14 +250,6 @@ def _parameters_of(thing: Any) -> Iterator[tuple[str, Tensor]]:
         for number, group in enumerate(thing.param_groups):
             for index, parameter in enumerate(group["params"]):
                 yield f"{number}.{index}", parameter
-
-
-def _not_plain(grad: Tensor) -> str:
-    """Why a gradient cannot be saved; empty: it can be saved."""
-    local = getattr(grad, "_local_tensor", grad)
-    if local.layout is not torch.strided or hasattr(type(local), "__tensor_flatten__"):
-        return f"a gradient that is a {local.layout} {type(local).__name__}"
-    return ""
 
 
 def _kept_by_fsdp(model: torch.nn.Module, pending: bool) -> str:
@@ -289,26 +280,10 @@ def _unsharded(parameter: Any) -> bool:
     return accumulated is not None or getattr(leaf, "grad", None) is not None
 
 
-def _turned(grad: Tensor) -> list[int]:
-    """Strides of a gradient that is not contiguous; empty: it is contiguous.
-
-    The order in memory is restored, since torch adds the elements for the norm in that order.
-    """
-    local = getattr(grad, "_local_tensor", grad)
-    return [] if local.is_contiguous() else list(local.stride())
-
-
-def _laid_out(grad: Tensor, strides: list[int] | None) -> Tensor:
-    """A gradient with its former strides."""
-    local = getattr(grad, "_local_tensor", grad)
-    if strides is None:
-        return grad
-    turned = torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device).copy_(local)
-    if local is grad:
-        return turned
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(grad, DTensor)
-    return DTensor.from_local(
-        turned, grad.device_mesh, grad.placements, run_check=False, shape=grad.shape, stride=grad.stride()
-    )
+def _placeholder(parameter: Tensor) -> Tensor:
+    """A gradient of NaN, so that a script which reads a gradient that was left out does not train on silently."""
+    placeholder = torch.zeros_like(parameter, requires_grad=False)
+    for part in parts_of(placeholder):
+        if part.is_floating_point() or part.is_complex():
+            part.fill_(math.nan)
+    return placeholder

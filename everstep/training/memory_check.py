@@ -14,6 +14,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.footprint import footprint, refusal
 from everstep.slots.format import BACKUP, OWN, aligned
 from everstep.system.memory import free, memory_available
+from everstep.training.subclasses import parts_of
 
 MOMENTS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "Adadelta", "Rprop"), 2),
@@ -79,8 +80,7 @@ def _moments(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> int:
 
 def _size(tensor: Tensor) -> int:
     """Bytes of a tensor in a slot; for a DTensor, the bytes of its local shard."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return aligned(local.numel() * local.element_size())
+    return sum(aligned(part.numel() * part.element_size()) for part in parts_of(tensor))
 
 
 def _allocated(path: Path) -> int:

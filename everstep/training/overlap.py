@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from everstep.slots.tensor_table import TensorSpec
+from everstep.training.subclasses import parts_of
 
 PROBES = 64
 """At most this many tensors are probed. The probes take some microseconds in each save."""
@@ -53,10 +54,11 @@ def classify(
     for thing in things:
         if isinstance(thing, torch.optim.Optimizer) and _waits(thing):
             for tensor in _trained(thing):
-                stepped += [(_memory(tensor), tensor), (_memory(tensor), _local(tensor))]
+                for part in parts_of(tensor):
+                    stepped += [(_memory(part), tensor), (_memory(part), part)]
         elif isinstance(thing, torch.nn.Module):
-            other |= {_memory(buffer) for buffer in thing.buffers()}
-    allowed = {memory for memory, tensor in stepped if not tensor.is_inference()} - other
+            other |= {_memory(part) for buffer in thing.buffers() for part in parts_of(buffer)}
+    allowed = {memory for memory, tensor in stepped if not tensor.is_inference()} - other - {0}
     memories = [_memory(tensor) for tensor in tensors]
     later = [
         memory in allowed and bool(spec.nbytes) and tensor.device.type in {"cpu", "cuda"}
@@ -143,12 +145,6 @@ def _dense(tensor: Tensor) -> bool:
     return reach == tensor.numel()
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """The local shard of a DTensor; any other tensor unchanged."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
-
-
 def _memory(tensor: Tensor) -> int:
-    """Address of a tensor's storage, equal for tensors that share memory."""
-    return _local(tensor).untyped_storage().data_ptr()
+    """Address of a tensor's storage, equal for tensors that share memory; 0: it has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not tensor.is_nested else 0

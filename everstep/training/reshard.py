@@ -206,6 +206,8 @@ class _Reader:
         self._meshes = meshes
         self._dtensors: dict[str, DTensor] = {}
         """Name in the files → the DTensor that torch has to read."""
+        self._made: dict[str, DTensor] = {}
+        """Name in the state → the DTensor; tensors that were saved once share it."""
 
     def tree(self) -> Any:
         """The tree of the source with its plain tensors, and with DTensors that are not filled yet."""
@@ -217,15 +219,15 @@ class _Reader:
         try:
             with open_shard(folder, manifest.rank) as read:
                 read_piece(read, manifest.structure, memoryview(structure), "the structure")
-                names = [spec.name for spec in split(memoryview(structure))[0]]
+                names = [spec.name for spec in split(memoryview(structure)).specs]
                 parts = {part.name: part for part in manifest.tensors}
                 for part in manifest.tensors:
                     if part.global_shape is None:
                         view = memory[part.offset : part.offset + part.nbytes]
                         read_piece(read, part, view, f"the tensor {part.name}")
 
-            def make_dtensor(number: int, description: Description) -> Tensor:
-                return self._dtensor(parts[names[number]], description)
+            def make_dtensor(index: int, description: Description) -> Tensor:
+                return self._dtensor(parts[names[index]], description)
 
             return decode(bytes(structure), memory, self._meshes, make_dtensor)
         except CorruptCheckpoint as error:
@@ -255,15 +257,22 @@ class _Reader:
             raise CheckpointError(
                 f"{part.name} was saved as partial sums or in several pieces: it can be read with the same sizes only"
             )
+        if (made := self._made.get(part.name)) is not None:
+            return made
         dtype = dtype_of(part.dtype)
         mesh, placements = matching(part.name, description, self._meshes)
         stored = dtype if part.stored != "U8" else torch.uint8
         shape = (*part.global_shape, part.width) if part.width > 1 else part.global_shape
         raw = on_mesh(shape, stored, mesh, placements)
         self._dtensors[whole_key(part)] = raw
-        if stored == dtype:
-            return raw
+        self._made[part.name] = raw if stored == dtype else self._viewed(raw, part, dtype)
+        return self._made[part.name]
+
+    def _viewed(self, raw: DTensor, part: Part, dtype: torch.dtype) -> DTensor:
+        """A DTensor of a type that files do not have, as a view of the bytes that torch reads."""
         local = raw._local_tensor.view(dtype)
+        mesh, placements = raw.device_mesh, raw.placements
+        assert part.global_shape is not None
         return DTensor.from_local(
             local.view(local.shape[: len(part.global_shape)]),
             mesh,

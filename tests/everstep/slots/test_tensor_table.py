@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.errors import CorruptCheckpoint
-from everstep.slots.tensor_table import TensorSpec, pack_table, split
+from everstep.slots.tensor_table import TensorSpec, TensorView, pack_table, split
 
 sizes = st.lists(st.integers(0, 1 << 40), max_size=4).map(tuple)
 specs = st.builds(
@@ -31,7 +31,8 @@ specs = st.builds(
 
 @given(st.lists(specs, max_size=5), st.binary(max_size=50))
 def test_a_packed_table_is_read_back(table: list[TensorSpec], tree: bytes) -> None:
-    assert split(pack_table(table) + tree) == (table, tree)
+    plain = [TensorView(number) for number in range(len(table))]
+    assert split(pack_table(table) + tree) == (table, plain, tree)
 
 
 def test_the_table_is_plain_json() -> None:

@@ -177,7 +177,7 @@ def test_reading_and_gradients_are_no_change() -> None:
 
 def test_memory_between_the_elements_of_a_tensor_is_not_looked_at() -> None:
     whole = torch.zeros(100, 100)
-    parts = {"slice": whole[:, :50], "turned": whole.T, "every other": whole.view(-1)[::2]}
+    parts = {"slice": whole[:, :50], "turned": whole.clone().T, "every other": whole.clone().view(-1)[::2]}
     encoded = encode(parts)
     assert [(one.name, one.offset) for one in probes(encoded.tensors, encoded.layout.specs, [True] * 3)] == [
         ("turned", None)
