@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test check lint types docs histories stubs bench sweep drills soak mutants s3 integrations lock clean
+.PHONY: help setup temporal demo test check lint types docs histories stubs bench sweep drills soak law mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -73,6 +73,9 @@ drills: temporal ## lose every machine, group and copy in turn (long; small file
 
 soak: temporal ## hundreds of faults that meet each other in one long job (FAULTS=300 SEED=1; network and small file systems need root)
 	@$(BIN)/python -P -m soaks soak --faults $(FAULTS) --seed $(SEED)
+
+law: setup ## restore a run for each optimizer, layout and extra object, and compare it with the undisturbed one (minutes)
+	@$(BIN)/python -P -m pytest -m "" tests/everstep/training/test_restored_runs.py
 
 mutants: temporal ## break one piece of code at a time; a test has to notice each (long; ONLY="words" picks some)
 	@$(BIN)/python -P -m tests.mutants $(ONLY)

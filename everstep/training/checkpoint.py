@@ -89,7 +89,7 @@ class Checkpoint:
         """Optimizer → number of parameters in each of its groups when the loop began; None: a change was reported."""
         self._checked = False
         """Whether the first save has shown that the state of all objects can be restored."""
-        self._unsaved_buffers = UnsavedBuffers(self._things.values())
+        self._unsaved_buffers = UnsavedBuffers(self._things)
         self._saver: Saver | None = None
         self._random = RandomState(cuda)
         if file is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ class UnsavedBuffers:
     a later body is reported.
 
     Args:
-        things: The objects of ``Run.checkpoint``.
+        things: The objects of ``Run.checkpoint``, by name.
     """
 
-    def __init__(self, things: Iterable[Any]) -> None:
-        self._modules = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        self._modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
         self._before: dict[str, tuple[Tensor, int]] | None = None
         self._watching = True
 
@@ -49,9 +49,9 @@ class UnsavedBuffers:
             )
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for model in self._modules:
-            for path, module in model.named_modules():
+        for name, model in self._modules.items():
+            for path, module in model.named_modules(prefix=name):
                 for key in module._non_persistent_buffers_set:
                     buffer = module._buffers.get(key)
                     if buffer is not None:
-                        yield f"{path}.{key}" if path else key, buffer
+                        yield f"{path}.{key}", buffer

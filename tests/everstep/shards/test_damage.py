@@ -279,7 +279,7 @@ def test_tensors_from_another_rank_are_verified(tmp_path: Path) -> None:
 )
 def test_an_invalid_table_of_tensors_is_refused(tmp_path: Path, change: Callable[[TensorSpec], TensorSpec]) -> None:
     good = Slot(tmp_path / "good", STATE)
-    specs, tree = split(good.structure)
+    specs, _, tree = split(good.structure)
     specs[0] = change(specs[0])
     structure = pack_table(specs) + tree
     file = SlotFile(tmp_path / "bad", slots=2)

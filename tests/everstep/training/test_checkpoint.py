@@ -339,8 +339,7 @@ class Custom:
     [
         *(Custom(), print, Custom, lambda: 0, torch.empty(1, device="meta")),
         *(numpy.array([None]), numpy.ma.masked_array([1.0, 2.0], [True, False])),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+        torch.zeros(2, dtype=torch.uint8).view(torch.quint8),
     ],
 )
 def test_a_value_that_cannot_be_saved_is_refused(shm: Path, value: Any) -> None:
@@ -349,6 +348,75 @@ def test_a_value_that_cannot_be_saved_is_refused(shm: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match="a state dict has"):
         Checkpoint({"a": Holder({"deep": [value]})}, SlotFile(shm / "c")).save(2)
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused(shm: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(CheckpointError, match="a state dict has a nested Tensor"):
+        Checkpoint({"a": Holder({"deep": nested})}, SlotFile(shm / "c")).save(1)
+
+
+class Sharded:
+    """As Megatron-LM's optimizer: its ``state_dict`` has the groups of the inner optimizer, and no state."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.param_groups = inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": self.optimizer.state_dict()["param_groups"]}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load nothing."""
+
+
+def test_an_optimizer_whose_state_dict_leaves_state_out_is_refused(shm: Path) -> None:
+    model = nn.Linear(8, 8)
+    inner = torch.optim.Adam(model.parameters())
+    model(torch.ones(8)).sum().backward()
+    inner.step()
+    with pytest.raises(CheckpointError, match="'optimizer' is a Sharded with 584 bytes of optimizer state, but"):
+        Checkpoint({"model": model, "optimizer": Sharded(inner)}, SlotFile(shm / "c")).save(1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(inner)  # it keeps the optimizer in an attribute, and saves none of it
+    Checkpoint({"model": model, "optimizer": inner, "schedule": schedule}, SlotFile(shm / "d")).save(1)
+
+
+def test_a_module_with_an_expanded_buffer_is_refused_at_the_first_save(shm: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(1, 2).expand(3, 2))
+    with pytest.raises(CheckpointError, match=r"model\.mask is an expanded tensor"):
+        Checkpoint({"model": model}, SlotFile(shm / "c")).save(1)
+
+
+class Averages(nn.Module):
+    """A module whose buffers are not in its state dict."""
+
+    table: Any
+    mean: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+        self.register_buffer("mean", torch.zeros(2), persistent=False)
+
+    def forward(self, changes: bool) -> None:
+        if self.table is None:
+            self.table = torch.arange(2.0)
+        if changes:
+            self.mean.add_(1)
+
+
+def test_a_buffer_that_is_not_saved_and_changes_is_reported_once(shm: Path) -> None:
+    checkpoint = Checkpoint({"model": (model := Averages())}, SlotFile(shm / "c"))
+    for step in (1, 2, 3):
+        model(changes=False)  # the table is filled once, as tables of positions are
+        checkpoint.save(step)
+    model(changes=True)
+    with pytest.warns(RuntimeWarning, match=r"everstep: model\.mean changed in a step"):
+        checkpoint.save(4)
+    model(changes=True)
+    checkpoint.save(5)
 
 
 def test_the_table_has_the_chunk_of_a_dtensor(mesh: DeviceMesh) -> None:
