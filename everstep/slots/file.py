@@ -86,10 +86,14 @@ class SlotFile(SlotMapping):
 
     # Saving.
 
-    def begin(self, structure: bytes, tensor_bytes: int) -> int:
+    def begin(self, structure: bytes | tuple[bytes, ...], tensor_bytes: int) -> int:
         """Start a save: clear the header of the least needed slot, and store the structure in it.
 
         If there is no file, it is made. If the state does not fit into the slot, the slot grows; others are kept.
+
+        Args:
+            structure: The structure, or its pieces.
+            tensor_bytes: Bytes of the tensors.
 
         Returns:
             Address of ``tensor_bytes`` writable bytes, valid until ``commit``.
@@ -98,9 +102,13 @@ class SlotFile(SlotMapping):
             CheckpointError: the file system has no room. The committed slots are untouched; only if another process
                 took the memory while the slot grew, the least needed slot is lost.
         """
-        payload = self._claim(tensor_bytes, len(structure), allocate=True)
+        pieces = structure if isinstance(structure, tuple) else (structure,)
+        payload = self._claim(tensor_bytes, sum(map(len, pieces)), allocate=True)
         with payload:
-            payload[aligned(tensor_bytes) :] = structure
+            at = aligned(tensor_bytes)
+            for piece in pieces:
+                payload[at : at + len(piece)] = piece
+                at += len(piece)
         return self._regions[self._begun()[0]].address
 
     def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> memoryview:

@@ -18,11 +18,12 @@ from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, Eve
 from everstep.model.topology import Topology
 from everstep.slots.file import Payload, SlotFile
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training.codec import decode, encode
+from everstep.training.codec import decode
 from everstep.training.cuda import Cuda
 from everstep.training.digest import digest_of
+from everstep.training.encoder import StateEncoder
 from everstep.training.gradients import WHAT_TO_DO, Gradients
-from everstep.training.layout import SlotLayout, view_of
+from everstep.training.layout import view_of
 from everstep.training.memory_check import check_room
 from everstep.training.optimizer_state import load_optimizer
 from everstep.training.refusals import refuse_what_cannot_return
@@ -82,8 +83,7 @@ class Checkpoint:
                 )
         self._things = dict(things)
         self._file = file
-        self._layouts: dict[bool, SlotLayout] = {}
-        """Whether a state has gradients → the layout of such states."""
+        self._encoder = StateEncoder(self._things)
         self._gradients: Gradients | None = None
         self._groups: dict[str, list[int]] | None = None
         """Optimizer → number of parameters in each of its groups when the loop began; None: a change was reported."""
@@ -119,18 +119,16 @@ class Checkpoint:
             return
         self._warn_of_new_parameters()
         self._unsaved_buffers.look()
-        tree = {name: thing.state_dict() for name, thing in self._things.items()}
+        same = self._encoder.look(completely=not self._saver.trusts_state)
         if not self._checked:
-            for name, thing in self._things.items():
-                refuse_what_cannot_return(name, thing, tree[name])
+            for name, state in self._encoder.states.items():
+                refuse_what_cannot_return(name, self._things[name], state)
         self._checked = True
-        gradients = self._gradients.state_dict(completed_steps, tree)
-        tree |= {_RNG: self._random.state_dict(), _STEP: completed_steps}
+        gradients = self._gradients.state_dict(completed_steps, self._encoder.states, same_parameters=same)
+        more = {_RNG: self._random.state_dict(), _STEP: completed_steps}
         if gradients:
-            tree[_GRADIENTS] = gradients
-        accumulated = "tensors" in gradients
-        encoded = encode(tree, self._layouts.get(accumulated))
-        self._layouts[accumulated] = encoded.layout
+            more[_GRADIENTS] = gradients
+        encoded = self._encoder.encode(more, gradients="tensors" in gradients)
         self._saver.save(self._things, encoded, completed_steps)
 
     def digest(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -58,13 +59,42 @@ _ALLOWED = {
 }
 
 
+_LENGTH = struct.Struct("<Q")
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A state in parts: the ranges of its tensors in the order of the layout, and the structure."""
 
     tensors: list[Tensor]
     layout: SlotLayout
-    structure: bytes
+    trees: tuple[bytes, ...]
+    """The tree of the structure, in pieces."""
+    kept: int = 0
+    """Number of ranges at the beginning that are tensors of objects which are compared from save to save."""
+    of_modules: int = 0
+    """Number of ranges at the beginning that are tensors of modules."""
+    same: bool = False
+    """Whether the ranges of the modules are the same memory as at the last save with this layout."""
+    same_state: Callable[[], bool] = bool
+    """Whether, if ``same``, the other kept ranges are the same too. It takes time, and may be asked in any thread."""
+
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The structure in pieces, which are not joined, since they may have some MB."""
+        return self.layout.table, *self.trees
+
+    @property
+    def structure(self) -> bytes:
+        """The structure."""
+        return b"".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A number or text in the kept part of a tree. It is saved apart, since it changes from save to save."""
+
+    index: int
 
 
 def encode(tree: Mapping[str, Any], last: SlotLayout | None = None) -> Encoded:
@@ -78,10 +108,36 @@ def encode(tree: Mapping[str, Any], last: SlotLayout | None = None) -> Encoded:
     Raises:
         CheckpointError: the tree has an object of another type.
     """
-    buffer, state = io.BytesIO(), StateTensors()
-    _Pickler(buffer, state, _paths(tree)).dump(tree)
+    state = StateTensors()
+    pickled = pack_tree(pickle_tree({}, StateTensors()), pickle_tree((tree, []), state, tree))
     layout = last if last is not None and last.fits(state) else SlotLayout(state)
-    return Encoded(layout.ranges(state.tensors), layout, layout.table + buffer.getvalue())
+    return Encoded(layout.ranges(state.tensors), layout, pickled)
+
+
+def pickle_tree(tree: Any, state: StateTensors, named: Mapping[str, Any] | None = None) -> bytes:
+    """Pickle a tree, and add its tensors to a state.
+
+    Args:
+        tree: The tree.
+        state: The tensors that are pickled so far.
+        named: The part of the tree that gives tensors their names; None: all of it.
+
+    Raises:
+        CheckpointError: the tree has an object of another type than those of ``encode``.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, state, _paths(tree if named is None else named)).dump(tree)
+    return buffer.getvalue()
+
+
+def pack_tree(kept: bytes, fresh: bytes) -> tuple[bytes, ...]:
+    """The tree of a structure in pieces, from two pickles.
+
+    Args:
+        kept: Names of objects and their state dicts, in which each ``Leaf`` stands for a value of ``fresh``.
+        fresh: The other objects, and the list of the values.
+    """
+    return _LENGTH.pack(len(kept)), kept, fresh
 
 
 def decode(
@@ -107,7 +163,12 @@ def decode(
         CorruptCheckpoint: the structure names something that no state dict contains.
     """
     decoder = _Decoder(split(structure), tensors, meshes, make_dtensor, place)
-    return _Unpickler(io.BytesIO(decoder.tree), decoder.find).load()
+    (length,) = _LENGTH.unpack_from(decoder.tree)
+    buffer = io.BytesIO(decoder.tree)
+    buffer.seek(_LENGTH.size + length)
+    fresh, decoder.leaves = _Unpickler(buffer, decoder.find).load()
+    buffer.seek(_LENGTH.size)
+    return _Unpickler(buffer, decoder.find).load() | fresh
 
 
 class _Decoder:
@@ -124,9 +185,11 @@ class _Decoder:
         self._specs, self._views, self.tree = structure
         self._memory, self._meshes = tensors, meshes
         self._make_dtensor, self._place = make_dtensor, place
+        self.leaves: list[Any] = []
         self._ranges: dict[int, Tensor] = {}
         self._shown: dict[TensorView, Tensor] = {}
         self._makers: dict[str, Callable[..., Any]] = {
+            "leaf": lambda index: self.leaves[index],
             "array": self._array,
             "dtensor": self._dtensor,
             "parameter": lambda inner: torch.nn.Parameter(self.find(inner)),
@@ -219,7 +282,7 @@ class _Pickler(pickle.Pickler):
             return self._tensor(obj, self._paths.get(id(obj), "tensor"))
         if isinstance(obj, numpy.ndarray):
             return self._array(obj)
-        return _named(obj)
+        return ("leaf", obj.index) if kind is Leaf else _named(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, numpy.generic):
@@ -305,7 +368,7 @@ class _Pickler(pickle.Pickler):
         tensors = self._state.tensors
         tensors.append(tensor)
         self._state.names.append(name)
-        return len(tensors) - 1
+        return self._state.first + len(tensors) - 1
 
 
 class _Unpickler(pickle.Unpickler):

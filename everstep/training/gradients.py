@@ -19,7 +19,11 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, compress, count, repeat
+from operator import attrgetter, eq, gt, is_not, itemgetter, not_
 from typing import Any
 
 import torch
@@ -30,12 +34,16 @@ from torch.utils.hooks import RemovableHandle
 from everstep.errors import CheckpointError
 from everstep.training.subclasses import parts_of
 
-USED = "_everstep_used"
-"""Attribute of a gradient: its version when an optimizer last used it."""
-LEFT_OUT = "_everstep_left"
-"""Attribute of a gradient: the first save that left it out; ``PLACEHOLDER``: it replaces a gradient that was left
-out."""
+USED = "_everstep_used_"
+"""Beginning of an attribute of a gradient: its version when an optimizer last used it. A number follows, so that the
+hooks of two checkpoints do not take each other's marks for their own."""
+_NUMBERS = count()
 PLACEHOLDER = -1
+"""In place of the number of a save: the gradient of a restored run that replaces one which was left out."""
+_grad = attrgetter("grad")
+_is_some = partial(is_not, None)
+_consume = deque[Any](maxlen=0).extend
+"""Runs an iterator to its end. Such loops run in C, since a model may have thousands of parameters."""
 WHAT_TO_DO = (
     "Let each body of run.steps() be a complete optimizer step, with the loop over its micro-batches inside, and count "
     "optimizer steps"
@@ -53,12 +61,18 @@ class Gradients:
     def __init__(self, things: Mapping[str, Any], give_up: Callable[[int], None]) -> None:
         self._things = things
         self._give_up = give_up
+        self._mark = f"{USED}{next(_NUMBERS)}"
         self._keep_all = False
         """Whether all gradients are saved, since the script used a gradient again that was left out."""
         self._accumulates = False
         """Whether a body has ended with pending gradients."""
-        self._left: set[int] = set()
-        """Parameters whose gradients the last save left out, by id."""
+        self._names: list[str] = []
+        self._every: list[Tensor] = []
+        """All parameters as at the last save, with their names and ids."""
+        self._ids: list[int] = []
+        self._left: dict[int, int] = {}
+        """Id of a parameter whose gradient the last save left out → the first save that left this gradient out, or
+        ``PLACEHOLDER``."""
         self._scales: dict[str, float] = {}
         """GradScaler → its scale after the last save, or when the loop began."""
         self._resumed_from = 0
@@ -77,34 +91,54 @@ class Gradients:
         for handle in (*self._hooks, *self._watched):
             handle.remove()
 
-    def state_dict(self, completed_steps: int, tree: Mapping[str, Any]) -> dict[str, Any]:
+    def state_dict(self, completed_steps: int, states: Mapping[str, Any], *, same_parameters: bool) -> dict[str, Any]:
         """The gradients of a save; empty: it needs none.
 
         Args:
             completed_steps: The completed steps of the save.
-            tree: The states of the objects.
+            states: The states of the objects that are neither modules nor optimizers, at least.
+            same_parameters: Whether models and optimizers have the same parameters as at the last save.
 
         Raises:
             CheckpointError: there are pending gradients that cannot be saved.
         """
-        parameters = [(name, parameter, parameter.grad) for name, parameter in self._parameters()]
-        present = [(name, parameter, grad) for name, parameter, grad in parameters if grad is not None]
+        if not same_parameters or not self._names:
+            named = list(self._parameters())
+            self._names, self._every = [name for name, _ in named], [parameter for _, parameter in named]
+            self._ids = list(map(id, self._every))
+        parameters, grads = self._every, list(map(_grad, self._every))
+        used = self._are_used(grads)
         if self._left:
             # A backward pass may have added to a gradient that was left out, even if no step used it.
-            for _, parameter, grad in parameters:
-                self._judge(parameter, grad is None or not _is_used(grad))
-        skipped = self._step_was_skipped(tree) and not self._accumulates
-        pending = [entry for entry in present if self._keep_all or not (skipped or _is_used(entry[2]))]
+            self._judge(parameters, map(not_, used))
+        if all(used) and not self._keep_all and not self._accumulates:  # the usual case, which has to be quick
+            self._step_was_skipped(states)
+            self._refuse_unsaved(False)
+            self._leave_out(parameters, self._ids, grads, completed_steps)
+            return {"left_out": b"\1" * len(grads)} if grads else {}
+        present = list(map(_is_some, grads))
+        skipped = self._step_was_skipped(states) and not self._accumulates
+        if self._keep_all:
+            saved = present
+        elif skipped or present == used:
+            saved = [False] * len(grads)
+        else:
+            saved = list(map(gt, present, used))
+        pending = {self._names[number]: grads[number] for number in compress(count(), saved)}
         self._refuse_unsaved(bool(pending))
         self._accumulates |= bool(pending)
-        saved = {id(parameter) for _, parameter, _ in pending}
-        left = [(parameter, grad) for _, parameter, grad in present if id(parameter) not in saved]
-        self._leave_out(left, completed_steps)
+        left_out = list(map(gt, present, saved)) if pending else present
+        self._leave_out(
+            list(compress(parameters, left_out)),
+            list(compress(self._ids, left_out)),
+            list(compress(grads, left_out)),
+            completed_steps,
+        )
         state: dict[str, Any] = {"all": True} if self._keep_all else {}
         if pending:
-            state["tensors"] = {name: grad for name, _, grad in pending}
-        if left:
-            state["left_out"] = bytes(id(parameter) in self._left for _, parameter, _ in parameters)
+            state["tensors"] = pending
+        if self._left:
+            state["left_out"] = bytes(left_out)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], completed_steps: int) -> None:
@@ -115,71 +149,75 @@ class Gradients:
         """
         tensors = dict(state.get("tensors", {}))
         left_out = state.get("left_out", b"")
+        left: dict[int, int] = {}
         for number, (name, parameter) in enumerate(self._parameters()):
             grad = tensors.pop(name, None)
             try:
                 parameter.grad = grad
                 if any(left_out[number : number + 1]):
                     parameter.grad = placeholder = _placeholder(parameter)
-                    setattr(placeholder, LEFT_OUT, PLACEHOLDER)
-                    setattr(placeholder, USED, _version(placeholder))
+                    setattr(placeholder, self._mark, _version(placeholder))
+                    left[id(parameter)] = PLACEHOLDER
             except Exception as error:
                 raise CheckpointError(f"the saved gradient of {name} does not fit the parameter: {error}") from error
         if tensors:
             raise CheckpointError(
                 f"the checkpoint has a gradient of {next(iter(tensors))}, which the script does not have"
             )
-        self._left = {id(parameter) for _, parameter in self._parameters() if hasattr(parameter.grad, LEFT_OUT)}
+        self._left = left
         self._accumulates, self._keep_all = bool(state.get("tensors")), bool(state.get("all"))
         self._resumed_from = completed_steps
         self.begin()
 
-    def _leave_out(self, left: Sequence[tuple[Tensor, Tensor]], completed_steps: int) -> None:
+    def _are_used(self, grads: Sequence[Any]) -> list[bool]:
+        """For each gradient, whether it is as an optimizer's step has used it."""
+        return list(map(eq, map(getattr, grads, repeat(self._mark), repeat(None)), _versions(grads)))
+
+    def _leave_out(
+        self, parameters: Sequence[Tensor], ids: Sequence[int], grads: Sequence[Any], completed_steps: int
+    ) -> None:
         while self._watched:
             self._watched.pop().remove()
-        self._left = {id(parameter) for parameter, _ in left}
-        for parameter, grad in left:
-            if not hasattr(grad, LEFT_OUT):
-                setattr(grad, LEFT_OUT, completed_steps)
-            if grad._is_view() and parameter.requires_grad:
+        before, self._left = self._left, dict.fromkeys(ids, completed_steps)
+        self._left |= {key: since for key, since in before.items() if key in self._left}
+        if not torch.distributed.is_initialized():
+            return
+        for parameter in compress(parameters, map(Tensor._is_view, grads)):
+            if parameter.requires_grad:
                 # After a drop, DDP sets the same view of its bucket again, so the drop has to be noticed before that.
                 self._watched.append(parameter.register_hook(self._drop_noticer(parameter)))  # type: ignore[no-untyped-call]
 
     def _drop_noticer(self, parameter: Tensor) -> Callable[[Tensor], None]:
         def before_accumulation(_: Tensor) -> None:
             if parameter.grad is None:
-                self._judge(parameter, used=True)
+                self._judge([parameter], [True])
 
         return before_accumulation
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Check whether a step uses gradients that were left out, unless its closure may drop them first."""
         if self._left and len(args) < 2 and not kwargs.get("closure"):
-            self._judge_all(optimizer)
+            self._judge(_trained(optimizer))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = _trained(optimizer)
         if self._left:
-            self._judge_all(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                grad = parameter.grad
-                if grad is not None:
-                    setattr(grad, USED, _version(grad))
+            self._judge(parameters)
+        grads = list(filter(_is_some, map(_grad, parameters)))
+        _consume(map(setattr, grads, repeat(self._mark), _versions(grads)))
 
-    def _judge_all(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._judge(parameter, used=True)
-
-    def _judge(self, parameter: Tensor, used: bool) -> None:
-        """React if a gradient that was left out was not dropped and is used again."""
-        if id(parameter) not in self._left:
+    def _judge(self, parameters: Sequence[Tensor], used: Iterable[bool] = repeat(True)) -> None:
+        """React if gradients that were left out were not dropped and are used again."""
+        marks = list(map(getattr, map(_grad, parameters), repeat(self._mark), repeat(None)))
+        if not any(map(_is_some, marks)):  # all of them were dropped
+            _consume(map(self._left.pop, map(id, parameters), repeat(0)))
             return
-        since = getattr(parameter.grad, LEFT_OUT, None)
-        if since is None:
-            self._left.discard(id(parameter))
-        elif used:
-            self._used_again(since)
+        for parameter, mark, is_used in zip(parameters, marks, used, strict=False):
+            if id(parameter) in self._left:
+                if mark is None:
+                    del self._left[id(parameter)]
+                elif is_used:
+                    self._used_again(self._left[id(parameter)])
 
     def _used_again(self, since: int) -> None:
         """Give up the saves that lack gradients which are used again, from the save ``since`` on."""
@@ -199,10 +237,10 @@ class Gradients:
             stacklevel=3,
         )
 
-    def _step_was_skipped(self, tree: Mapping[str, Any]) -> bool:
+    def _step_was_skipped(self, states: Mapping[str, Any]) -> bool:
         """Whether a GradScaler saw infinities since the last save, and so skipped the step."""
         before = self._scales
-        self._scales = {name: tree[name]["scale"] for name, _ in self._scalers() if "scale" in tree[name]}
+        self._scales = {name: states[name]["scale"] for name, _ in self._scalers() if "scale" in states[name]}
         return any(scale < before.get(name, scale) for name, scale in self._scales.items())
 
     def _scalers(self) -> Iterator[tuple[str, torch.amp.GradScaler]]:
@@ -231,8 +269,15 @@ class Gradients:
             )
 
 
-def _is_used(grad: Tensor) -> bool:
-    return getattr(grad, USED, None) == _version(grad)
+def _versions(grads: Sequence[Any]) -> list[int]:
+    """Counters that grow with each change of a gradient; -1 where there is none."""
+    if set(map(type, grads)) <= {Tensor}:
+        return list(map(attrgetter("_version"), grads))
+    return [-1 if grad is None else _version(grad) for grad in grads]
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
 
 
 def _version(grad: Tensor) -> int:

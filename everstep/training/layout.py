@@ -27,8 +27,9 @@ _QUANTIZED = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.qui
 
 @dataclass(slots=True)
 class StateTensors:
-    """The tensors of a tree; their positions are their numbers."""
+    """The tensors of a tree; their positions are their numbers, from ``first`` on."""
 
+    first: int = 0
     tensors: list[Tensor] = field(default_factory=list)
     """The saved tensors; for a DTensor, its local shard."""
     names: list[str] = field(default_factory=list)
@@ -107,6 +108,24 @@ class SlotLayout:
                 return False
             self._addresses = addresses
         return True
+
+    def fits_from(self, first: int, at: int, state: StateTensors) -> bool:
+        """Whether other tensors can take the places of those from number ``first``, whose ranges begin at index ``at``.
+
+        They need the same names and forms, and ranges of their own.
+        """
+        return (
+            self._sources[at:] == [*range(first, first + len(state.tensors))]
+            and self._names[first:] == state.names
+            and self._forms[first:] == _forms(state.tensors)
+            and not state.dtensors
+            and not any(number >= first for number in self._descriptions)
+            and not _shared(state.tensors)
+        )
+
+    def ranges_before(self, first: int) -> int:
+        """Number of ranges of the tensors before number ``first``."""
+        return sum(1 for source in self._sources if (source if isinstance(source, int) else source.tensor) < first)
 
     def ranges(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The ranges of a state that fits, in the order of the table, as tensors that share its memory."""
@@ -205,8 +224,13 @@ def _shared(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
     storages: dict[tuple[Any, int], list[int]] = {}
     for number, tensor in enumerate(tensors):
         if tensor.numel():
-            storages.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append(number)
+            storages.setdefault(storage_of(tensor), []).append(number)
     return [group for numbers in storages.values() if len(numbers) > 1 for group in _overlapping(tensors, numbers)]
+
+
+def storage_of(tensor: Tensor) -> tuple[Any, int]:
+    """Device and address of a tensor's storage."""
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def _overlapping(tensors: Sequence[Tensor], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:

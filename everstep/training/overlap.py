@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import attrgetter, ne
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,36 @@ PROBES = 64
 PROBE_BYTES = 64
 """Bytes of each tensor that are probed: one cache line."""
 
-Watched = list[tuple[str, Tensor]]
+_version = attrgetter("_version")
+
+
+STATES = 512
+"""At most this many tensors in the states of optimizers are watched at once: each takes 0.1 us in every save."""
+
+
+class Watched:
+    """Tensors whose version counters are compared.
+
+    Args:
+        parameters: The parameters with their names.
+        states: The tensors in the states of optimizers, with their names.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, Tensor]] = (), states: Sequence[tuple[str, Tensor]] = ()
+    ) -> None:
+        self.parameters, self.states = parameters, states
+        self._trained = [tensor for _, tensor in parameters]
+        self._kept = [tensor for _, tensor in states]
+
+    def part(self, turn: int) -> list[Tensor]:
+        """All parameters, and the next ``STATES`` of the states: other ones at each turn."""
+        begin = turn * STATES % max(len(self._kept), 1)
+        return [*self._trained, *self._kept[begin : begin + STATES]]
+
+    def name(self, tensor: Tensor) -> str:
+        """The name of a tensor."""
+        return next(name for name, one in (*self.parameters, *self.states) if one is tensor)
 
 
 class Probe(NamedTuple):
@@ -49,23 +80,31 @@ def classify(
         For each tensor whether it may be copied while training continues; and, with names, the parameters and optimizer
         states whose version counters show unexpected changes of these tensors.
     """
-    stepped: list[tuple[int, Tensor]] = []
+    stepped: dict[int, tuple[int, Tensor]] = {}
+    """Id of a tensor → its memory, and itself."""
+    parameters: list[Tensor] = []
     other: set[int] = set()
     for thing in things:
         if isinstance(thing, torch.optim.Optimizer) and _waits(thing):
+            parameters += [parameter for group in thing.param_groups for parameter in group["params"]]
             for tensor in _trained(thing):
                 for part in parts_of(tensor):
-                    stepped += [(_memory(part), tensor), (_memory(part), part)]
+                    stepped |= {id(one): (_memory(part), one) for one in (tensor, part)}
         elif isinstance(thing, torch.nn.Module):
             other |= {_memory(part) for buffer in thing.buffers() for part in parts_of(buffer)}
-    allowed = {memory for memory, tensor in stepped if not tensor.is_inference()} - other - {0}
+    allowed = {memory for memory, tensor in stepped.values() if not tensor.is_inference()} - other - {0}
     memories = [_memory(tensor) for tensor in tensors]
     later = [
         memory in allowed and bool(spec.nbytes) and tensor.device.type in {"cpu", "cuda"}
         for memory, tensor, spec in zip(memories, tensors, specs, strict=True)
     ]
     names = {memory: spec.name for memory, spec, is_later in zip(memories, specs, later, strict=True) if is_later}
-    return later, [(names[memory], tensor) for memory, tensor in stepped if memory in names]
+    watched = [(names[memory], tensor) for memory, tensor in stepped.values() if memory in names]
+    is_trained = {id(one) for parameter in parameters for one in (parameter, *parts_of(parameter))}
+    return later, Watched(
+        [entry for entry in watched if id(entry[1]) in is_trained],
+        [entry for entry in watched if id(entry[1]) not in is_trained],
+    )
 
 
 class Witness:
@@ -75,20 +114,22 @@ class Witness:
     kernels, so some bytes of some tensors are compared too.
 
     Args:
-        watched: The tensors with their names, from ``classify``.
+        watched: The tensors, from ``classify``.
         probed: The bytes to compare, from ``probes``.
+        turn: Which of the states are watched.
     """
 
-    def __init__(self, watched: Watched, probed: Sequence[Probe]) -> None:
+    def __init__(self, watched: Watched, probed: Sequence[Probe], turn: int = 0) -> None:
         self._watched = watched
-        self._versions = [tensor._version for _, tensor in watched]
+        self._tensors = watched.part(turn)
+        self._versions = list(map(_version, self._tensors))
         self._probed = [(probe, ctypes.string_at(probe.address, PROBE_BYTES)) for probe in probed]
 
     def changed(self) -> str:
         """Name of a tensor that has changed; empty: no change was noticed."""
-        for (name, tensor), version in zip(self._watched, self._versions, strict=True):
-            if tensor._version != version:
-                return name
+        now = list(map(_version, self._tensors))
+        if now != self._versions:
+            return self._watched.name(next(compress(self._tensors, map(ne, now, self._versions))))
         for probe, before in self._probed:
             if ctypes.string_at(probe.address, PROBE_BYTES) != before:
                 return probe.name

@@ -55,6 +55,7 @@ class _Save:
     """Size of its tensors, bytes."""
     plan: CopyPlan
     witness: Witness
+    encoded: Encoded
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when the copies are done, or queued on the devices."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -62,6 +63,8 @@ class _Save:
     error: BaseException | None = None
     torn: str = ""
     """Name of a tensor that was changed too early; empty: none."""
+    replaced: bool = False
+    """Whether the optimizers had other tensors than the plan, so that nothing was copied."""
     committed: bool = False
     given_up: bool = False
     """Whether the save is incomplete and must not be kept."""
@@ -96,6 +99,9 @@ class Saver:
         """Called when about half of a save is copied, with its completed steps; for drills."""
         self._trusting = overlap
         """Whether tensors are copied while training continues; False after the first unexpected change."""
+        self.trusts_state = overlap
+        """Whether it is only noticed by the copying thread that optimizers have other tensors in their state, which
+        costs that save. False after the first time."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
         """Plans of states with and without gradients, which alternate in a script that accumulates gradients."""
         self._save: _Save | None = None
@@ -125,7 +131,7 @@ class Saver:
             CheckpointError: there is no room in shared memory, or the save before this one failed.
         """
         self.wait()
-        address = self._file.begin(encoded.structure, encoded.layout.total_bytes)
+        address = self._file.begin(encoded.pieces, encoded.layout.total_bytes)
         try:
             plan = self._planned(things, encoded)
             for device in plan.devices:
@@ -136,7 +142,7 @@ class Saver:
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].pause()
-            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness())
+            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness(), encoded)
             if self._overlap:
                 self._hand_over(save)
                 return
@@ -252,6 +258,8 @@ class Saver:
                 if save.torn and save.committed:
                     # The copy was probably complete before the change, but that is not certain.
                     self._file.forget(save.completed_steps)
+        if save.replaced:
+            self.trusts_state = False
         if save.error is not None:
             raise CheckpointError(
                 f"the state after step {save.completed_steps} could not be saved: {save.error}"
@@ -293,6 +301,10 @@ class Saver:
 
     def _finish(self, save: _Save) -> None:
         """Copy the remaining tensors, and commit the save."""
+        if save.encoded.same and self.trusts_state and not save.encoded.same_state():
+            save.replaced = True
+            self._file.abort()
+            return
         if save.plan.later:
             self._make_ready(save.address, save.size)
         self._copy(save.plan.later, save.address, save.completed_steps)

@@ -21,25 +21,28 @@ class UnsavedBuffers:
     """
 
     def __init__(self, things: Mapping[str, Any]) -> None:
-        self._modules = {name: thing for name, thing in things.items() if isinstance(thing, torch.nn.Module)}
-        self._before: dict[str, tuple[Tensor, int]] | None = None
-        self._watching = True
+        self._things = things
+        self._tables: list[tuple[str, str, dict[str, Tensor | None]]] | None = None
+        """The buffers: path, key, and the table of their module."""
+        self._before: list[tuple[Tensor | None, int]] = []
 
     def look(self) -> None:
         """Compare the buffers with those after the body before; called after each body."""
-        if not self._watching:
+        if self._tables is None:
+            self._tables = list(self._find())
+            self._before = self._now()
             return
-        now = {name: (buffer, buffer._version) for name, buffer in self._buffers()}
-        before, self._before = self._before, now
-        if before is None:
+        if not self._tables:
             return
+        now = self._now()
         changed = [
-            name
-            for name, (buffer, version) in now.items()
-            if name in before and (before[name][0] is not buffer or before[name][1] != version)
+            f"{path}.{key}"
+            for (path, key, _), (buffer, version), (earlier, old) in zip(self._tables, now, self._before, strict=True)
+            if earlier is not None and (buffer is not earlier or version != old)
         ]
+        self._before = now
         if changed:
-            self._watching = False
+            self._tables = []
             warnings.warn(
                 f"everstep: {', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} changed in a step, but "
                 "state_dict() leaves buffers with persistent=False out: after a restart they have the values of a new "
@@ -48,10 +51,13 @@ class UnsavedBuffers:
                 stacklevel=4,
             )
 
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for name, model in self._modules.items():
-            for path, module in model.named_modules(prefix=name):
-                for key in module._non_persistent_buffers_set:
-                    buffer = module._buffers.get(key)
-                    if buffer is not None:
-                        yield f"{path}.{key}", buffer
+    def _now(self) -> list[tuple[Tensor | None, int]]:
+        buffers = [table.get(key) for _, key, table in self._tables or ()]
+        return [(buffer, -1 if buffer is None else buffer._version) for buffer in buffers]
+
+    def _find(self) -> Iterator[tuple[str, str, dict[str, Tensor | None]]]:
+        for name, thing in self._things.items():
+            if isinstance(thing, torch.nn.Module):
+                for path, module in thing.named_modules(prefix=name):
+                    for key in sorted(module._non_persistent_buffers_set):
+                        yield path, key, module._buffers

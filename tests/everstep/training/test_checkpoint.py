@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import random
 from collections.abc import Callable, Iterator
@@ -353,8 +354,11 @@ def test_a_value_that_cannot_be_saved_is_refused(shm: Path, value: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_is_refused(shm: Path) -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    with pytest.raises(CheckpointError, match="a state dict has a nested Tensor"):
-        Checkpoint({"a": Holder({"deep": nested})}, SlotFile(shm / "c")).save(1)
+    with (
+        contextlib.closing(Checkpoint({"a": Holder({"deep": nested})}, SlotFile(shm / "c"))) as checkpoint,
+        pytest.raises(CheckpointError, match="a state dict has a nested Tensor"),
+    ):
+        checkpoint.save(1)
 
 
 class Sharded:
@@ -376,17 +380,29 @@ def test_an_optimizer_whose_state_dict_leaves_state_out_is_refused(shm: Path) ->
     inner = torch.optim.Adam(model.parameters())
     model(torch.ones(8)).sum().backward()
     inner.step()
-    with pytest.raises(CheckpointError, match="'optimizer' is a Sharded with 584 bytes of optimizer state, but"):
-        Checkpoint({"model": model, "optimizer": Sharded(inner)}, SlotFile(shm / "c")).save(1)
-    schedule = torch.optim.lr_scheduler.ConstantLR(inner)  # it keeps the optimizer in an attribute, and saves none of it
-    Checkpoint({"model": model, "optimizer": inner, "schedule": schedule}, SlotFile(shm / "d")).save(1)
+    incomplete = Checkpoint({"model": model, "optimizer": Sharded(inner)}, SlotFile(shm / "c"))
+    with (
+        contextlib.closing(incomplete),
+        pytest.raises(CheckpointError, match="'optimizer' is a Sharded with 584 bytes of optimizer state, but"),
+    ):
+        incomplete.save(1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(
+        inner
+    )  # it keeps the optimizer in an attribute, and saves none of it
+    with contextlib.closing(
+        Checkpoint({"model": model, "optimizer": inner, "schedule": schedule}, SlotFile(shm / "d"))
+    ) as complete:
+        complete.save(1)
 
 
 def test_a_module_with_an_expanded_buffer_is_refused_at_the_first_save(shm: Path) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.ones(1, 2).expand(3, 2))
-    with pytest.raises(CheckpointError, match=r"model\.mask is an expanded tensor"):
-        Checkpoint({"model": model}, SlotFile(shm / "c")).save(1)
+    with (
+        contextlib.closing(Checkpoint({"model": model}, SlotFile(shm / "c"))) as checkpoint,
+        pytest.raises(CheckpointError, match=r"model\.mask is an expanded tensor"),
+    ):
+        checkpoint.save(1)
 
 
 class Averages(nn.Module):
@@ -417,6 +433,7 @@ def test_a_buffer_that_is_not_saved_and_changes_is_reported_once(shm: Path) -> N
         checkpoint.save(4)
     model(changes=True)
     checkpoint.save(5)
+    checkpoint.close()
 
 
 def test_the_table_has_the_chunk_of_a_dtensor(mesh: DeviceMesh) -> None:

@@ -85,14 +85,14 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     checkpoint.wait()
     # Buffers and generators are copied first. The next forward pass waits for these copies. Then the thread copies the
     # rest, and the optimizer's step waits for that.
-    start = ["side waits for main", "copy on side", "main waits for side"]
+    start = ["side waits for main", "copy on side", "copy on side", "main waits for side", "main waits for side"]
     end = ["copy on side", "host waits for side"]
     assert cuda.log == [*start, "pin", *end]
     cuda.calls.clear()
     checkpoint.save(2)
     optimizer.step()
     checkpoint.wait()
-    assert cuda.log.count("main waits for side") == 2 and cuda.log.count("host waits for side") == 1
+    assert cuda.log.count("main waits for side") == 3 and cuda.log.count("host waits for side") == 1
     cuda.calls.clear()
     checkpoint.save(3)  # the file grew by the optimizer's new state, so it is mapped elsewhere
     checkpoint.wait()

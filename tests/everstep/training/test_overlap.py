@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from everstep.training import overlap
 from everstep.training.codec import Encoded, encode
 from everstep.training.overlap import Watched, Witness, classify, probes
 from everstep.training.rng import RandomState
@@ -193,3 +194,12 @@ def test_few_tensors_of_many_are_probed() -> None:
     for name, at, offset in found:
         assert tensors[name].data_ptr() < at < tensors[name].data_ptr() + 400 - 64
         assert offset == 448 * int(name) + 168
+
+
+def test_every_state_is_watched_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "STATES", 2)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    _, _, watched = classified(model=model, optimizer=trained(model))
+    turns = [watched.part(turn) for turn in range(8)]
+    assert all(len(part) <= 4 + 2 for part in turns)
+    assert {id(one) for part in turns for one in part} == {id(one) for _, one in (*watched.parameters, *watched.states)}
