@@ -91,7 +91,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class FreshValue:
     """A number or text in the kept part of a tree. It is saved apart, since it changes from save to save."""
 
     index: int
@@ -134,7 +134,7 @@ def pack_tree(kept: bytes, fresh: bytes) -> tuple[bytes, ...]:
     """The tree of a structure in pieces, from two pickles.
 
     Args:
-        kept: Names of objects and their state dicts, in which each ``Leaf`` stands for a value of ``fresh``.
+        kept: Names of objects and their state dicts, in which each ``FreshValue`` stands for a value of ``fresh``.
         fresh: The other objects, and the list of the values.
     """
     return _LENGTH.pack(len(kept)), kept, fresh
@@ -282,7 +282,7 @@ class _Pickler(pickle.Pickler):
             return self._tensor(obj, self._paths.get(id(obj), "tensor"))
         if isinstance(obj, numpy.ndarray):
             return self._array(obj)
-        return ("leaf", obj.index) if kind is Leaf else _named(obj)
+        return ("leaf", obj.index) if kind is FreshValue else _named(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, numpy.generic):

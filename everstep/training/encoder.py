@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everstep.training.codec import Encoded, Leaf, pack_tree, pickle_tree
+from everstep.training.codec import Encoded, FreshValue, pack_tree, pickle_tree
 from everstep.training.layout import SlotLayout, StateTensors, storage_of
 from everstep.training.same_tensors import Same, comparison
 
@@ -126,7 +126,7 @@ class StateEncoder:
             for name, thing in self._things.items()
         }
         numbers = count()
-        kept = {name: same.replaced(tree[name], lambda: Leaf(next(numbers))) for name, same in self._same.items()}
+        kept = {name: same.replaced(tree[name], lambda: FreshValue(next(numbers))) for name, same in self._same.items()}
         fresh = {name: state for name, state in tree.items() if name not in kept} | dict(more)
         state = StateTensors()
         modules = {name: part for name, part in kept.items() if isinstance(self._things[name], torch.nn.Module)}
