@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from everstep.base.text import size_text
 from everstep.slots.format import file_bytes
 
+SAFE_SLOTS = 3
+"""With this many slots one is written, and two keep the newest step that all ranks have. So a job begins if at least
+these fit; with more slots, less is lost when a machine is lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:

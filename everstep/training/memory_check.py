@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
-from everstep.slots.footprint import footprint, refusal
+from everstep.slots.footprint import SAFE_SLOTS, footprint, refusal
 from everstep.slots.format import BACKUP, OWN, aligned
 from everstep.system.memory import free, memory_available
 from everstep.training.subclasses import parts_of
@@ -24,7 +25,7 @@ MOMENTS = {
 
 
 def check_room(things: Iterable[Any], file: SlotFile, *, ranks: int, backup_slots: int, where: str) -> None:
-    """Check that the slots of all ranks of this machine will fit.
+    """Check that the slots of all ranks of this machine will fit; a new file gets fewer slots if not all of them do.
 
     Args:
         things: The objects of ``Run.checkpoint``.
@@ -34,12 +35,27 @@ def check_room(things: Iterable[Any], file: SlotFile, *, ranks: int, backup_slot
         where: Name of the machine.
 
     Raises:
-        CheckpointError: there is not enough memory; the message has all numbers and what to do.
+        CheckpointError: there is not enough memory for three slots; the message has all numbers and what to do.
     """
-    need = footprint(estimated_bytes(things), ranks, file.slots, backup_slots)
+    size = estimated_bytes(things)
     used = sum(_allocated(path) for path in file.path.parent.glob("*") if path.name.startswith((OWN, BACKUP)))
-    if reason := refusal(need, free(file.path.parent) + used, memory_available() + used, where):
-        raise CheckpointError(f"{reason}. (The size of the state is estimated from models and optimizers.)")
+    rooms = free(file.path.parent) + used, memory_available() + used
+
+    def lack(slots: int) -> str:
+        return refusal(footprint(size, ranks, slots, backup_slots), *rooms, where)
+
+    wanted, least = file.slots, file.slots if file.is_mapped else min(file.slots, SAFE_SLOTS)
+    slots = next((slots for slots in range(wanted, least - 1, -1) if not lack(slots)), 0)
+    if not slots:
+        raise CheckpointError(f"{lack(least)}. (The size of the state is estimated from models and optimizers.)")
+    if slots < wanted:
+        file.slots = slots
+        warnings.warn(
+            f"everstep: there is room for {slots} slots instead of {wanted}: {lack(slots + 1)}. Steps are saved as "
+            "before, but the loss of a machine may cost more steps",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def estimated_bytes(things: Iterable[Any]) -> int:

@@ -10,7 +10,7 @@ from everstep.base.addresses import is_loopback
 from everstep.base.text import listed
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.slots.footprint import footprint, refusal
+from everstep.slots.footprint import SAFE_SLOTS, footprint, refusal
 
 SHOWN = 3
 """The number of machines whose lack of room is described in full."""
@@ -43,7 +43,7 @@ def lack_of_room(spec: JobSpec, machines: Sequence[Machine], rooms: Mapping[str,
     refusals = []
     for host, names in by_host.items():
         ranks = spec.ranks_per_machine * len(names)
-        need = footprint(round(policy.state_mb_per_rank * 1e6), ranks, policy.slots, backup_slots)
+        need = footprint(round(policy.state_mb_per_rank * 1e6), ranks, min(policy.slots, SAFE_SLOTS), backup_slots)
         shm_free = min(rooms[name].shm_free for name in names)
         memory = min(rooms[name].memory_available for name in names)
         shown = host if len(names) == 1 else f"{host}, on which {len(names)} machines of the job are"

@@ -14,6 +14,7 @@ import everstep
 from everstep.errors import CheckpointError
 from everstep.rank import environment
 from everstep.slots.file import SlotFile
+from everstep.slots.reader import held
 from everstep.training import memory_check
 from everstep.training.codec import encode
 from everstep.training.memory_check import check_room, estimated_bytes
@@ -66,6 +67,29 @@ def test_existing_files_of_the_job_count_as_available(shm: Path, monkeypatch: py
     check_room([model], file, ranks=2, backup_slots=0, where="m3")
     with pytest.raises(CheckpointError, match=r"3 slots and 2 for a backup need"):
         check_room([model], file, ranks=2, backup_slots=2, where="m3")
+
+
+def test_as_many_slots_as_fit_are_used(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(1000, 100)  # 0.4 MB; a slot has somewhat more
+    for room, slots in ((2_500_000, 5), (2_000_000, 4), (1_600_000, 3)):
+        monkeypatch.setattr(memory_check, "free", lambda _, room=room: room)
+        file = SlotFile(shm / f"checkpoint-{slots}", slots=5)
+        if slots == 5:
+            check_room([model], file, ranks=1, backup_slots=0, where="m3")
+        else:
+            with pytest.warns(
+                RuntimeWarning, match=rf"room for {slots} slots instead of 5: no room .* {slots + 1} slots"
+            ):
+                check_room([model], file, ranks=1, backup_slots=0, where="m3")
+        for step in range(1, 8):
+            file.begin(b"", 400_000)
+            file.commit(step)
+        assert sorted(slot.completed_steps for slot in held(file.path)) == [*range(8 - slots, 8)]
+        file.close()
+        file.path.unlink()  # what the job's files have counts as free
+    monkeypatch.setattr(memory_check, "free", lambda _: 1_300_000)
+    with pytest.raises(CheckpointError, match="3 slots need"):
+        check_room([model], SlotFile(shm / "checkpoint-2", slots=5), ranks=1, backup_slots=0, where="m3")
 
 
 def test_the_loop_is_not_entered_without_room(start_rank: Any, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
