@@ -11,6 +11,7 @@ from docs.generate.pages import FOLDER, PAGES, text_of_all
 DOCS = FOLDER.parent
 
 
+@pytest.mark.timeout(600)  # hundreds of cases are played
 def test_every_page_is_as_it_is_made_from_the_code() -> None:
     stale = [name for name, text in text_of_all().items() if (FOLDER / name).read_text() != text]
     assert stale == [], "these pages are stale, so run `make docs`"

@@ -95,4 +95,4 @@ async def test_the_room_of_each_machine_is_asked_and_a_silent_one_is_left_to_the
         found: str = await run(given)
 
     assert "2.00 GB" in found
-    assert "need 5.0" in found
+    assert "3 slots need 3.05 GB" in found

@@ -79,12 +79,12 @@ async def aligned_at(job: Job) -> int:
     return min(rank.aligned for rank in (await job.progress(lambda _: True)).ranks)
 
 
-async def held(job: Job, step: int) -> pb.AlignRanksReply:
-    """Repeat the request until all ranks wait."""
+async def held(job: Job, step: int, generation: int = 1) -> pb.AlignRanksReply:
+    """Repeat the request until all ranks wait; returns the answer to a last request after that."""
     for _ in range(3000):
-        reply = await align(job, step)
+        reply = await align(job, step, generation)
         if await aligned_at(job) >= step:
-            return reply
+            return await align(job, step, generation)
         await asyncio.sleep(0.01)
     raise AssertionError(reply)
 
@@ -134,8 +134,11 @@ async def test_checkpoints_on_disk_name_the_version_that_saved_them_also_after_a
             await agent.start()
             await job.stop()
             await launch(job, 2, version=version)
-        wanted = max(await steps(job, 1)) + 150  # even on a busy computer, no rank has passed this step yet
+        waiting = max(await steps(job, 1)) + 20
+        await held(job, waiting, generation)
+        wanted = waiting + 5  # no rank passes this step before the request has come
         await agent.client.persist(pb.PersistRequest(job=job.name, generation=generation, step=wanted))
+        await held(job, wanted, generation)  # so that the slot is not overwritten while the disk is slow
         await on_disk(job, wanted)
         copies = (await agent.client.checkpoints(pb.CheckpointsRequest(job=job.name))).checkpoints
         found = {(c.rank, c.version) for c in copies if c.tier == c.DISK and c.completed_steps == wanted}

@@ -108,6 +108,7 @@ def killed_after(lines: int, path: Path) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.timeout(600)  # about a hundred processes
 def test_a_kill_at_any_line_of_a_save_that_grows_costs_only_the_least_needed_step(folder: Path) -> None:
     path, steps = folder / "checkpoint-0", set()
     slots = SlotFile(folder / "begin", slots=4, owner=SlotFile(path).owner)
