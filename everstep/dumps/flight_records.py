@@ -172,4 +172,4 @@ def _groups(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 @lru_cache(maxsize=1 << 12)
 def _ranks(text: str) -> tuple[int, ...]:
     """Read a list of ranks, ``[0, 1, 2]``. Cached, since all ranks of a group repeat a list that may be very long."""
-    return tuple(sorted(map(int, re.findall(r"\d+", text))))
+    return tuple(sorted(set(map(int, re.findall(r"\d+", text)))))

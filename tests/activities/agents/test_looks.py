@@ -10,6 +10,7 @@ import pytest
 from activities.agents.looks import Judged, RankLook, hang_found, trace
 from agent.client import AgentClients
 from agent.fake import NEVER, FakeAgent
+from agent.tracer.signatures import reduced
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.progress import HangSign
 from everstep.errors import AgentUnreachable, UnknownJob
@@ -23,16 +24,16 @@ from tests.activities.spoken import reached
 APART_S = 0.05
 
 
-def telling(replies: list[pb.StacksReply]) -> FakeAgent:
+def telling(replies: list[pb.SampleReply]) -> FakeAgent:
     """Return an agent that gives these answers one after the other, and then repeats the last."""
-    left: Iterator[pb.StacksReply] = iter(replies)
+    left: Iterator[pb.SampleReply] = iter(replies)
     last = [replies[0]]
 
-    def answer(_: pb.StacksRequest) -> pb.StacksReply:
+    def answer(_: pb.SampleRequest) -> pb.SampleReply:
         last[0] = next(left, last[0])
         return last[0]
 
-    return FakeAgent(stacks=answer)
+    return FakeAgent(sample=answer)
 
 
 def job(topology: Topology) -> JobSpec:
@@ -100,12 +101,13 @@ async def test_the_scripts_own_order_is_of_no_machine() -> None:
     "other",
     [
         FakeAgent(),  # an agent of an earlier release does not know this request
-        FakeAgent(stacks=AgentUnreachable("away")),
-        FakeAgent(stacks=UnknownJob("gpt is not here")),
-        FakeAgent(stacks=pb.StacksReply(machine="m0", generation=2)),
-        FakeAgent(stacks=NEVER),
+        FakeAgent(sample=AgentUnreachable("away")),
+        FakeAgent(sample=UnknownJob("gpt is not here")),
+        FakeAgent(sample=pb.SampleReply(generation=2)),
+        FakeAgent(sample=pb.SampleReply(generation=3, stacks=[pb.StackSignature(role="cook", kind="other")])),
+        FakeAgent(sample=NEVER),
     ],
-    ids=["of an earlier release", "away", "knows nothing", "another generation", "hangs"],
+    ids=["of an earlier release", "away", "knows nothing", "another generation", "of a later release", "hangs"],
 )
 async def test_who_says_nothing_is_left_out_and_the_rank_is_named_all_the_same(other: FakeAgent) -> None:
     found, judged, culprit = await seen("deadlock", {7: other})
@@ -122,7 +124,7 @@ async def test_the_incident_says_once_why_there_are_no_stacks() -> None:
     why = "py-spy may not read its stacks; add to docker run: --cap-add SYS_PTRACE"
     processes = [pb.TracedProcess(rank=rank, pid=rank + 1, state="S", problem=why) for rank in range(2)]
     denied = pb.StacksReply(machine="m0", generation=3, processes=processes)
-    found, judged, _ = await seen("deadlock", {0: FakeAgent(stacks=denied)})
+    found, judged, _ = await seen("deadlock", {0: FakeAgent(sample=reduced(denied))})
 
     kept = hang_found(found, judged, job(looks("deadlock")[0]), [Machine(name=f"m{i}", address="-") for i in range(8)])
 
