@@ -1,14 +1,14 @@
-"""This module converts samples of ranks to messages and back. In a message, each stack and each group is there once.
+"""This module converts samples of ranks to messages and back.
 
-So 10,000 ranks that wait in a few places take a few stacks, and a group is not repeated in the record of each of its
-ranks. The ranks of a group are written as runs with a fixed distance: a group along an axis of a mesh is one run, or
-some runs, whatever its size.
+In a message, each stack, each group and each order of operations is there once, however many ranks have it. The ranks
+of a group are written as runs with a fixed distance: a group along an axis of a mesh is one run, whatever its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from agent.tracer.dump_files import files_of
 from agent.v1 import agent_pb2 as pb
@@ -27,6 +27,18 @@ from everstep.errors import AgentError
 
 GROUPS_KEPT = 1 << 14
 """The number of different groups whose ranks are kept after they were read."""
+
+
+Order = tuple[tuple[int, int, bool], ...]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _Numbers(dict[Key, int]):
+    """The numbers of different values, from 1, in the order in which they are first asked for."""
+
+    def __missing__(self, key: Key) -> int:
+        self[key] = len(self) + 1
+        return self[key]
 
 
 def reduced(whole: pb.StacksReply) -> pb.SampleReply:
@@ -52,20 +64,12 @@ def reduced(whole: pb.StacksReply) -> pb.SampleReply:
 def message_of(samples: JobSamples) -> pb.SampleReply:
     """Return one sample of ranks as a message. It has nothing of NCCL's RAS, which agents do not ask."""
     reply = pb.SampleReply(unread=samples.unread)
-    numbers: dict[Signature, int] = {}
-    groups: dict[str, int] = {}
-
-    def number_of(stack: Signature | None) -> int:
-        return numbers.setdefault(stack, len(numbers) + 1) if stack else 0
-
-    def group_of(name: str) -> int:
-        return groups.setdefault(name, len(groups) + 1)
-
+    stacks, groups, orders = _Numbers[Signature](), _Numbers[str](), _Numbers[Order]()
     for rank, sample in samples.ranks.items():
         sampled = reply.ranks.add(
             rank=rank,
-            trainer=number_of(sample.trainer),
-            helpers=map(number_of, sample.helpers),
+            trainer=stacks[sample.trainer] if sample.trainer else 0,
+            helpers=map(stacks.__getitem__, sample.helpers),
             is_stopped=sample.is_stopped,
             sleeps=sample.sleeps,
             blocked_in=sample.blocked_in,
@@ -75,20 +79,24 @@ def message_of(samples: JobSamples) -> pb.SampleReply:
             sampled.processes.add(**process._asdict())
         if sample.record is not None:
             newest, done = sample.position.record or (-1, -1)
-            order = sample.record.order
             record = pb.RankRecord(
                 newest=newest,
                 done=done,
-                groups=map(group_of, sample.record.last),
+                groups=map(groups.__getitem__, sample.record.last),
                 last=sample.record.last.values(),
-                order_groups=[group_of(group) for group, _, _ in order],
-                order_numbers=[number for _, number, _ in order],
-                order_p2p=[is_p2p for _, _, is_p2p in order],
+                order=orders[sample.record.order],
+                called=map(groups.__getitem__, sample.record.called),
             )
             for pending in sample.record.pending:
-                record.pending.add(**(pending._asdict() | {"group": group_of(pending.group)}))
+                record.pending.add(**(pending._asdict() | {"group": groups[pending.group]}))
             sampled.record.CopyFrom(record)
-    for stack in numbers:
+    for order in orders:
+        reply.orders.add(
+            groups=[index for index, _, _ in order],
+            numbers=[number for _, number, _ in order],
+            p2p=[is_p2p for _, _, is_p2p in order],
+        )
+    for stack in stacks:
         reply.stacks.add(
             role=stack.role,
             functions=[function for function, _ in stack.path],
@@ -112,7 +120,8 @@ def samples_of(reply: pb.SampleReply) -> JobSamples:
     try:
         stacks = [None, *map(_signature, reply.stacks)]
         names = ["", *(group.name for group in reply.groups)]
-        ranks = {sampled.rank: _rank_sample(sampled, stacks, names) for sampled in reply.ranks}
+        orders: list[Order] = [(), *(tuple(zip(one.groups, one.numbers, one.p2p, strict=True)) for one in reply.orders)]
+        ranks = {sampled.rank: _rank_sample(sampled, stacks, names, orders) for sampled in reply.ranks}
         groups = {group.name: ranks_in(tuple(group.runs)) for group in reply.groups if group.runs}
     except (LookupError, ValueError) as error:
         raise AgentError(f"its sample of ranks cannot be read ({error!r}): is its agent of another release?") from error
@@ -125,12 +134,14 @@ def _signature(stack: pb.StackSignature) -> Signature:
     return Signature(ProcessRole(stack.role), tuple(zip(stack.functions, stack.files, strict=True)), leaf)
 
 
-def _rank_sample(sampled: pb.SampledRank, stacks: Sequence[Signature | None], names: Sequence[str]) -> RankSample:
+def _rank_sample(
+    sampled: pb.SampledRank, stacks: Sequence[Signature | None], names: Sequence[str], orders: Sequence[Order]
+) -> RankSample:
     record = sampled.record if sampled.HasField("record") else None
     return RankSample(
         stacks[sampled.trainer],
         tuple(stack for number in sampled.helpers if (stack := stacks[number])),
-        _communication(record, names) if record else None,
+        _communication(record, names, orders[record.order]) if record else None,
         is_stopped=sampled.is_stopped,
         blocked_in=sampled.blocked_in,
         sleeps=sampled.sleeps,
@@ -142,7 +153,7 @@ def _rank_sample(sampled: pb.SampledRank, stacks: Sequence[Signature | None], na
     )
 
 
-def _communication(record: pb.RankRecord, names: Sequence[str]) -> CommunicationRecord:
+def _communication(record: pb.RankRecord, names: Sequence[str], order: Order) -> CommunicationRecord:
     return CommunicationRecord(
         dict(zip(map(names.__getitem__, record.groups), record.last, strict=True)),
         tuple(
@@ -156,7 +167,8 @@ def _communication(record: pb.RankRecord, names: Sequence[str]) -> Communication
             )
             for one in record.pending
         ),
-        tuple(zip(map(names.__getitem__, record.order_groups), record.order_numbers, record.order_p2p, strict=True)),
+        order,
+        tuple(map(names.__getitem__, record.called)),
     )
 
 

@@ -3285,8 +3285,8 @@ Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
 
 @_typing.final
 class SampleReply(_message.Message):
-    """What a sample shows of ranks (JobSamples of everstep/decisions/blame/hang/rank_samples.py). Each stack and each group
-    is there once. Ranks refer to them by their numbers, from 1; 0: not known.
+    """What a sample shows of ranks (JobSamples of everstep/decisions/blame/hang/rank_samples.py). Each stack, each group and
+    each order of operations is there once. Ranks refer to them by their numbers, from 1; 0: not known.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -3295,6 +3295,7 @@ class SampleReply(_message.Message):
     TIME_NS_FIELD_NUMBER: _builtins.int
     STACKS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
@@ -3305,6 +3306,8 @@ class SampleReply(_message.Message):
     def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___StackSignature]: ...
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessGroup]: ...
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallOrder]: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledRank]: ...
     @_builtins.property
@@ -3318,12 +3321,13 @@ class SampleReply(_message.Message):
         time_ns: _builtins.int = ...,
         stacks: _abc.Iterable[Global___StackSignature] | None = ...,
         groups: _abc.Iterable[Global___ProcessGroup] | None = ...,
+        orders: _abc.Iterable[Global___CallOrder] | None = ...,
         ranks: _abc.Iterable[Global___SampledRank] | None = ...,
         unread: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "groups", b"groups", "ranks", b"ranks", "stacks", b"stacks", "time_ns", b"time_ns", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "groups", b"groups", "orders", b"orders", "ranks", b"ranks", "stacks", b"stacks", "time_ns", b"time_ns", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3510,13 +3514,14 @@ class RankRecord(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
-    ORDER_GROUPS_FIELD_NUMBER: _builtins.int
-    ORDER_NUMBERS_FIELD_NUMBER: _builtins.int
-    ORDER_P2P_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    CALLED_FIELD_NUMBER: _builtins.int
     newest: _builtins.int
     """record id of the newest operation; -1: there is none"""
     done: _builtins.int
     """record id of the newest operation that is over; -1: there is none"""
+    order: _builtins.int
+    """number of the order of its newest operations"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -3526,16 +3531,8 @@ class RankRecord(_message.Message):
     @_builtins.property
     def pending(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingOperation]: ...
     @_builtins.property
-    def order_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """groups of the newest operations, in order"""
-
-    @_builtins.property
-    def order_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """numbers of these operations"""
-
-    @_builtins.property
-    def order_p2p(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """whether these are p2p operations"""
+    def called(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """groups in which it called these operations"""
 
     def __init__(
         self,
@@ -3545,17 +3542,52 @@ class RankRecord(_message.Message):
         groups: _abc.Iterable[_builtins.int] | None = ...,
         last: _abc.Iterable[_builtins.int] | None = ...,
         pending: _abc.Iterable[Global___PendingOperation] | None = ...,
-        order_groups: _abc.Iterable[_builtins.int] | None = ...,
-        order_numbers: _abc.Iterable[_builtins.int] | None = ...,
-        order_p2p: _abc.Iterable[_builtins.bool] | None = ...,
+        order: _builtins.int = ...,
+        called: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "groups", b"groups", "last", b"last", "newest", b"newest", "order_groups", b"order_groups", "order_numbers", b"order_numbers", "order_p2p", b"order_p2p", "pending", b"pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "done", b"done", "groups", b"groups", "last", b"last", "newest", b"newest", "order", b"order", "pending", b"pending"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankRecord: _TypeAlias = RankRecord  # noqa: Y015
+
+@_typing.final
+class CallOrder(_message.Message):
+    """for each operation, in order"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    P2P_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """index of its group in ``called`` of the rank, from 0"""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """its number among the operations of the group"""
+
+    @_builtins.property
+    def p2p(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """whether it is a p2p operation"""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        p2p: _abc.Iterable[_builtins.bool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "numbers", b"numbers", "p2p", b"p2p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOrder: _TypeAlias = CallOrder  # noqa: Y015
 
 @_typing.final
 class PendingOperation(_message.Message):

@@ -121,7 +121,10 @@ def flight_record(fields: Mapping[str, Any], name: str = "the record") -> Flight
     for one, _ in pending:
         if not one.is_p2p and one not in inside:
             last[one.group] = min(last[one.group], one.number - 1)
-    record = CommunicationRecord(last, inside, tuple(order))
+    called = tuple(dict.fromkeys(group for group, _, _ in order))
+    index = {group: number for number, group in enumerate(called)}
+    calls = tuple((index[group], number, is_p2p) for group, number, is_p2p in order)
+    record = CommunicationRecord(last, inside, calls, called)
     labels = {group: text for group, text in labels.items() if text != "undefined"}
     return FlightRecord(record, groups, labels, (newest, done))
 

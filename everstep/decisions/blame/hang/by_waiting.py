@@ -101,7 +101,8 @@ def _order(rank: int, samples: JobSamples, topology: Topology, kinds: dict[str, 
     """
     record = samples.of(rank).record
     order = []
-    for group, number, is_p2p in record.order if record else ():
+    for index, number, is_p2p in record.order if record else ():
+        group = record.called[index] if record else ""
         if group not in kinds:
             kinds[group] = _kind(group, samples, topology)
         order.append((f"{kinds[group]}{' p2p' * is_p2p}", number))

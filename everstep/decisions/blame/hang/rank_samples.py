@@ -41,8 +41,11 @@ class CommunicationRecord:
     operations of the same rank is not entered."""
     pending: tuple[PendingOperation, ...] = ()
     """The operations that the rank is inside."""
-    order: tuple[tuple[str, int, bool], ...] = ()
-    """The operations that the rank called last, the newest last: group, number, and whether it is a p2p operation."""
+    order: tuple[tuple[int, int, bool], ...] = ()
+    """The operations that the rank called last, the newest last: the index of the group in ``called``, the number, and
+    whether it is a p2p operation. So ranks with different groups have the same order if they called the same."""
+    called: tuple[str, ...] = ()
+    """The groups in ``order``, the first one that was called first."""
 
 
 class Position(NamedTuple):

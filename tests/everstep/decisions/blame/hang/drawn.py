@@ -34,7 +34,8 @@ records = st.builds(
     CommunicationRecord,
     st.dictionaries(groups, numbers, max_size=3),
     st.lists(operations, max_size=2).map(tuple),
-    st.lists(st.tuples(groups, numbers, st.booleans()), max_size=5).map(tuple),
+    st.lists(st.tuples(st.integers(0, 1), numbers, st.booleans()), max_size=5).map(tuple),
+    st.just(("0", "tp")),
 )
 processes = st.builds(
     ProcessSample,
