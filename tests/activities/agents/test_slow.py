@@ -24,6 +24,12 @@ ROUND_S = 0.6
 INCIDENT = "incident/gpt/0001"
 
 
+@pytest.fixture(autouse=True)
+def whole_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait until the ledger has the samples, however slow the machine is."""
+    monkeypatch.setattr("activities.agents.looks.KEEP_S", 60.0)
+
+
 def paced(
     rank: int, *, generation: int = 3, waited_s: float = 0.0, step_s: float = 0.4, at_look_s: float = 0.0
 ) -> pb.RankProgress:

@@ -160,6 +160,16 @@ def test_processes_without_stacks_for_one_reason_share_a_line() -> None:
     assert line.endswith("and 2 more  py-spy may not read")
 
 
+def test_an_example_says_how_many_ranks_are_alike() -> None:
+    processes = [pb.TracedProcess(rank=rank, pid=rank, state="S", problem="none") for rank in (3, 4, 5)]
+    text = stacks_text([pb.StacksReply(machine="m1", processes=processes, alike={3: 1_199, 4: 2, 5: 1})])
+    assert text.splitlines()[1].split("; ") == [
+        "  rank 3 on m1, pid 3, state S (1198 more ranks alike)",
+        "rank 4 on m1, pid 4, state S (1 more rank alike)",
+        "rank 5 on m1, pid 5, state S  none",
+    ]
+
+
 def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     anomaly = Anomaly(id="slow-gpt-1", generation=1, symptom=Symptom.SLOW, headline="steps take 0.2 s", seen_ns=1)
     rounds = [f"round {number}, 10 samples: m2 has the flag, slow ranks: 4, 5" for number in range(1, 6)]

@@ -39,7 +39,7 @@ def test_a_rank_progressed_if_a_part_of_its_position_that_both_samples_have_diff
 
     first = sample(Position((1,)), Position((1,), (4, 4)), Position(), Position((), (4, 3)), Position((1, 2)))
     last = sample(Position((1,)), Position((1,), (5, 4)), Position((9,)), Position((7,)), Position((1, 3)))
-    assert compared(first, last).moved == {1, 4}
+    assert compared(first, last).moved == frozenset({1, 4})
 
 
 def test_the_last_record_of_a_rank_counts_and_else_the_one_before() -> None:
