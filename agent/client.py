@@ -203,8 +203,12 @@ class AgentClient:
         """Run diagnostic tests; each result is sent when its test ends."""
         return self._stream(self._stub.Diagnose, request)
 
-    async def stacks(self, request: pb.StacksRequest, *, timeout_s: float | None = None) -> pb.StacksReply:
+    async def sample(self, request: pb.SampleRequest, *, timeout_s: float | None = None) -> pb.SampleReply:
         """Sample the current state of the processes of a job's ranks."""
+        return await self._call(self._stub.Sample, request, timeout_s)
+
+    async def stacks(self, request: pb.StacksRequest, *, timeout_s: float | None = None) -> pb.StacksReply:
+        """Return whole stacks and flight records of a sample."""
         return await self._call(self._stub.Stacks, request, timeout_s)
 
     async def close(self) -> None:

@@ -2,7 +2,8 @@
 
 ``benchmarks/aggregate.py`` measures both. The records have the form of NCCL's flight records. Each lists the members of
 its rank's groups, and the rank's last operations in its tensor-parallel, data-parallel and world group. One rank has
-not entered its last tensor-parallel collective, and the other ranks wait.
+not entered its last tensor-parallel collective, and the other ranks wait. ``benchmarks/aggregate_looks.py`` has longer
+records of the same kind.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import io
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from everstep.decisions.blame.hang.analysis import judge_hang
@@ -23,31 +25,48 @@ STEPS = 4
 """Number of rounds of collectives in a record."""
 
 
+class FlightRecords:
+    """The flight records of all ranks of a job.
+
+    Args:
+        topology: The topology of the job.
+        kinds: The kinds of groups in which each rank calls collectives, in order; the last call is in the world group.
+        steps: The number of rounds of collectives in a record.
+    """
+
+    def __init__(self, topology: Topology, kinds: Sequence[str] = ("tp", "dp"), steps: int = STEPS) -> None:
+        self.topology, self.kinds, self.steps = topology, kinds, steps
+        self.culprit = topology.world_size // 3
+        """The rank for which all other ranks wait."""
+        self._world = tuple(range(topology.world_size))
+        self._names: dict[tuple[int, ...], str] = {self._world: "0"}
+        self._lacks = {self.culprit: len(kinds) + 1}
+        """Rank → the number of its last calls that it did not make, because it waits in an earlier call."""
+        for number, kind in enumerate(kinds):
+            waits = self._lacks.keys() | set[int]()
+            for ranks in topology.groups(kind):
+                self._names[ranks] = str(len(self._names))
+                if not waits.isdisjoint(ranks):
+                    self._lacks = dict.fromkeys(ranks, len(kinds) - number) | self._lacks
+
+    def of(self, rank: int) -> dict[str, Any]:
+        """Return the flight record of a rank."""
+        own = [*(self.topology.group(rank, kind) for kind in self.kinds), self._world]
+        calls = [(group, step) for step in range(1, self.steps + 1) for group in own]
+        calls = calls[: len(calls) - self._lacks.get(rank, 0)]
+        last = len(calls) - 1
+        names = self._names
+        entries = [_entry(number, names[group], step, number < last) for number, (group, step) in enumerate(calls)]
+        if rank == self.culprit:
+            entries[-1] |= {"retired": True, "state": "completed"}
+        config = {names[group]: {"name": names[group], "desc": "group", "ranks": str(list(group))} for group in own}
+        return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+
+
 def records(topology: Topology) -> tuple[list[bytes], int]:
     """Return the flight record of each rank as JSON, and the rank for which all other ranks wait."""
-    culprit = topology.world_size // 3
-    groups: dict[tuple[int, ...], str] = {tuple(range(topology.world_size)): "0"}
-    for kind in ("tp", "dp"):
-        for ranks in topology.groups(kind):
-            groups[ranks] = str(len(groups))
-    waiting = set(topology.group(culprit, "tp")) - {culprit}
-    found = []
-    for rank in range(topology.world_size):
-        own = [topology.group(rank, "tp"), topology.group(rank, "dp"), tuple(range(topology.world_size))]
-        calls = [(group, step) for step in range(1, STEPS + 1) for group in own]
-        if rank == culprit:
-            calls = calls[:-3]  # the rank did not make its last call in the tp group, nor any later call
-        elif rank in waiting:
-            calls = calls[:-2]
-        elif culprit in own[1] or set(own[1]) & waiting:
-            calls = calls[:-1]
-        last = len(calls) - 1
-        entries = [_entry(number, groups[group], step, number < last) for number, (group, step) in enumerate(calls)]
-        if rank == culprit:
-            entries[-1] |= {"retired": True, "state": "completed"}
-        config = {groups[group]: {"name": groups[group], "desc": "group", "ranks": str(list(group))} for group in own}
-        found.append(json.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}).encode())
-    return found, culprit
+    every = FlightRecords(topology)
+    return [json.dumps(every.of(rank)).encode() for rank in range(topology.world_size)], every.culprit
 
 
 def _entry(number: int, group: str, step: int, done: bool) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Samples all ranks of a job, on all machines at once, judges several samples, and keeps samples in the ledger.
+"""Samples all ranks of a job, on all machines at once, judges several samples, and keeps examples in the ledger.
 
-A machine that does not answer is left out, and no conclusion is drawn from its silence.
+A machine answers with the signatures of its ranks. They are small, and are judged as one sample of the job. The whole
+stacks and records are fetched only of the ranks that matter. A machine that does not answer is left out, and no
+conclusion is drawn from its silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,21 +20,21 @@ from temporalio import activity
 from activities.heartbeat import Say
 from activities.turns import gathered
 from agent.client import AgentClients
-from agent.tracer.dump_files import files_of
+from agent.tracer.signatures import samples_of
 from agent.v1 import agent_pb2 as pb
+from everstep.base.text import listed
 from everstep.decisions.blame.hang.analysis import found_of, judge_hang
 from everstep.decisions.blame.hang.conclusions import HangLimits
-from everstep.decisions.blame.hang.progress import HangCheck, UsedUp, check_hang, work_of
-from everstep.decisions.blame.hang.rank_samples import JobSamples
-from everstep.dumps.folder import STOPPED, FolderReader, samples_of
-from everstep.dumps.py_spy import StackReader
+from everstep.decisions.blame.hang.examples import examples
+from everstep.decisions.blame.hang.progress import HangCheck, check_hang, work_of
+from everstep.decisions.blame.hang.rank_samples import JobSamples, compared, merged
 from everstep.errors import EverstepError, LedgerError
 from everstep.model.hang import HangResult
-from everstep.model.job import JobSpec
+from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
 
 if TYPE_CHECKING:
-    from activities.ledger.ledger import Ledger
+    from activities.tools import Tools
 
 LOOK_S = 5.0
 """The time limit of one sample, seconds."""
@@ -39,11 +42,13 @@ ANSWERS_S = 1.0
 """The extra time for an agent's answer, seconds."""
 PROBLEMS_SHOWN = 2
 """Number of reasons for missing stacks that the evidence of a hang names."""
+FETCH_S = 5.0
+"""The time limit for fetching whole stacks from a machine, seconds."""
 KEEP_S = 0.2
-"""The longest wait for the ledger, seconds; the write continues after that."""
+"""The longest wait for the ledger, seconds; the samples are stored after that."""
 
-_writing: set[asyncio.Future[None]] = set()
-"""Writes that continue after the wait for them has ended."""
+_keeping: set[asyncio.Future[str]] = set()
+"""Samples that are still being stored after the wait for them has ended."""
 
 
 @dataclass
@@ -52,25 +57,22 @@ class RankLook:
 
     at_s: float
     """The time of the sample on the steady clock, seconds."""
-    replies: dict[str, pb.StacksReply] = field(default_factory=dict)
+    parts: dict[str, JobSamples] = field(default_factory=dict)
+    """Machine → what the sample shows of its ranks."""
+    times_ns: dict[str, int] = field(default_factory=dict)
+    """Machine → the time of its part, nanoseconds. The machine finds its whole stacks by it."""
     silent: dict[str, str] = field(default_factory=dict)
     """Machine → why it gave no answer."""
+    generation: int = 0
+    """The newest generation in the sample; 0: there is none."""
 
-    @property
-    def generation(self) -> int:
-        """The newest generation in the sample; 0: there is none."""
-        return max((reply.generation for reply in self.replies.values()), default=0)
+    def samples(self) -> JobSamples:
+        """Return what the sample shows of the job."""
+        return merged(self.parts.values())
 
-    def used(self) -> Iterator[UsedUp]:
-        """Yield what each process has used: CPU time, I/O and waits."""
-        for reply in self.replies.values():
-            for one in reply.processes:
-                yield UsedUp(one.rank, one.pid, one.cpu_s, one.waited_s, one.io_bytes, one.switches, one.state)
-
-    def stopped(self) -> list[int]:
-        """Return the ranks whose process is stopped."""
-        processes = (one for reply in self.replies.values() for one in reply.processes)
-        return sorted(one.rank for one in processes if one.role == "trainer" and one.state in STOPPED)
+    def has_stopped_rank(self) -> bool:
+        """Return whether the process of a rank is stopped."""
+        return any(sample.is_stopped for part in self.parts.values() for sample in part.ranks.values())
 
 
 async def look(
@@ -93,19 +95,20 @@ async def look(
         ranks_only: Leave out helper processes and flight records.
     """
     found = RankLook(time.monotonic())
-    request = pb.StacksRequest(job=job, limit_s=limit_s, ranks_only=ranks_only)
+    request = pb.SampleRequest(job=job, limit_s=limit_s, ranks_only=ranks_only)
 
     async def ask(machine: Machine) -> None:
         try:
-            reply = await agents.get(machine.address).stacks(request, timeout_s=limit_s + ANSWERS_S)
+            reply = await agents.get(machine.address).sample(request, timeout_s=limit_s + ANSWERS_S)
+            if generation and reply.generation != generation:
+                found.silent[machine.name] = f"it runs generation {reply.generation}"
+                return
+            found.parts[machine.name] = samples_of(reply)
         except EverstepError as error:
             found.silent[machine.name] = str(error)
             return
-        if generation and reply.generation != generation:
-            found.silent[machine.name] = f"it runs generation {reply.generation}"
-            return
-        reply.machine = machine.name
-        found.replies[machine.name] = reply
+        found.times_ns[machine.name] = reply.time_ns
+        found.generation = max(found.generation, reply.generation)
 
     await gathered(ask(machine) for machine in machines)
     return found
@@ -136,18 +139,13 @@ def judge_looks(
         is_hung: It is known from elsewhere that the job does not step.
         limits: The limits of the analysis.
     """
-    stacks, readers = StackReader(), []
-    for one in (looks[0], looks[-1]) if len(looks) > 1 else looks:
-        reader = FolderReader(stacks)
-        for reply in one.replies.values():
-            reader.read(files_of(reply))
-        readers.append(reader)
-    evidence = samples_of(readers)
-    if is_hung:
-        evidence = replace(evidence, is_hung=True)
+    first = last = looks[0].samples()
+    if len(looks) > 1:
+        last = looks[-1].samples()
+    evidence = replace(compared(first, last) if len(looks) > 1 else last, is_hung=is_hung)
     names = [machine.name for machine in machines]
     verdict = judge_hang(evidence, spec.topology(), limits, names)
-    work = work_of(looks[0].used(), looks[-1].used(), looks[-1].at_s - looks[0].at_s)
+    work = work_of(first, last, looks[-1].at_s - looks[0].at_s)
     return Judged(check_hang(verdict, evidence, work), evidence)
 
 
@@ -179,7 +177,7 @@ async def trace(
     while True:
         say(f"sample {len(looks) + 1} of the ranks on {len(machines)} machines")
         looks.append(await look(agents, spec.name, machines, generation=generation, limit_s=limit_s))
-        if len(looks) > 1 or looks[-1].stopped():
+        if len(looks) > 1 or looks[-1].has_stopped_rank():
             judged = await asyncio.to_thread(judge_looks, looks, spec, machines, is_hung=is_hung)
             if len(looks) > 1 or judged.check.verdict.evicts:
                 return looks, judged
@@ -198,43 +196,92 @@ def hang_found(looks: Sequence[RankLook], judged: Judged, spec: JobSpec, machine
         looks=len(looks),
         seconds=time.monotonic() - looks[0].at_s,
     )
-    evidence = [*found.evidence, *_without_stacks(last)]
+    evidence = [*found.evidence, *_without_stacks(judged.evidence)]
     return found.model_copy(update={"silent": sorted(last.silent)[:8], "evidence": evidence})
 
 
-def _without_stacks(look: RankLook) -> list[str]:
+def _without_stacks(samples: JobSamples) -> list[str]:
     """Return the most frequent reasons why processes have no stacks, e.g. a right that the agents do not have."""
-    processes = [process for reply in look.replies.values() for process in reply.processes]
+    processes = [process for sample in samples.ranks.values() for process in sample.processes]
     problems = Counter(process.problem for process in processes if process.problem)
     return [f"{count} of {len(processes)} processes: {why}" for why, count in problems.most_common(PROBLEMS_SHOWN)]
 
 
-async def keep_looks(ledger: Ledger, incident: str, looks: Sequence[RankLook], first: int = 1) -> str:
-    """Write samples into the ledger, and wait at most ``KEEP_S`` for it; returns why samples may be missing.
+async def whole_stacks(
+    agents: AgentClients, job: str, machines: Sequence[Machine], look: RankLook, ranks: Collection[int] = ()
+) -> list[pb.StacksReply]:
+    """Fetch the whole stacks and flight records of a sample; machines that do not answer are left out.
 
     Args:
-        ledger: The cluster's ledger.
-        incident: The incident that the samples belong to.
-        looks: The samples, in order.
-        first: The first sample's number within the incident.
+        agents: Clients by address.
+        job: The name of the job.
+        machines: The machines on which the job runs.
+        look: The sample.
+        ranks: The ranks that are wanted; empty: all.
     """
+    found: list[pb.StacksReply] = []
+
+    async def fetch(machine: Machine) -> None:
+        wanted = [rank for rank in look.parts[machine.name].ranks if not ranks or rank in ranks]
+        if not wanted:
+            return
+        request = pb.StacksRequest(job=job, time_ns=look.times_ns[machine.name], ranks=wanted)
+        with contextlib.suppress(EverstepError):
+            reply = await agents.get(machine.address).stacks(request, timeout_s=FETCH_S)
+            reply.machine = machine.name
+            found.append(reply)
+
+    await gathered(fetch(machine) for machine in machines if machine.name in look.parts)
+    return found
+
+
+async def keep_looks(
+    tools: Tools, incident: str, job: PlacedJob, looks: Sequence[RankLook], *, named: Sequence[int], first: int = 1
+) -> str:
+    """Write whole stacks and records of the ranks that matter into the ledger, and wait at most ``KEEP_S`` for it.
+
+    Args:
+        tools: The agents and the ledger.
+        incident: The incident that the samples belong to.
+        job: The job.
+        looks: The samples, in order.
+        named: The ranks that the verdict names.
+        first: The first sample's number within the incident.
+
+    Returns:
+        Why stacks may be missing; empty: none are.
+    """
+    keeping = asyncio.ensure_future(_keep(tools, incident, job, looks, named=named, first=first))
+    _keeping.add(keeping)
+    keeping.add_done_callback(_kept)
+    await asyncio.wait([keeping], timeout=KEEP_S)
+    if not keeping.done():
+        return "the ledger did not store the samples in time"
+    return str(keeping.exception() or keeping.result())
+
+
+async def _keep(
+    tools: Tools, incident: str, job: PlacedJob, looks: Sequence[RankLook], *, named: Sequence[int], first: int
+) -> str:
+    """Fetch and write; returns which machines did not send their stacks."""
     from activities.ledger.ledger import Ledger
 
-    rows = [
-        (number, machine, reply.time_ns, reply.SerializeToString())
-        for number, look in enumerate(looks, first)
-        for machine, reply in look.replies.items()
-    ]
-    writing = asyncio.ensure_future(ledger.call(Ledger.add_samples, incident, rows))
-    _writing.add(writing)
-    writing.add_done_callback(_written)
-    await asyncio.wait([writing], timeout=KEEP_S)
-    if not writing.done():
-        return "the ledger did not store the samples in time"
-    return str(writing.exception() or "")
+    samples = await asyncio.to_thread(looks[-1].samples)
+    kept = examples(samples, named)
+    rows, missing = [], set[str]()
+    for number, one in enumerate(looks, first):
+        replies = await whole_stacks(tools.agents, job.spec.name, job.machines, one, kept.keys())
+        asked = {name for name, part in one.parts.items() if part.ranks.keys() & kept.keys()}
+        missing |= asked - {reply.machine for reply in replies}
+        for reply in replies:
+            if len(kept) < len(samples.ranks):
+                reply.alike.update({rank: kept[rank] for rank in one.parts[reply.machine].ranks if rank in kept})
+            rows.append((number, reply.machine, reply.time_ns, reply.SerializeToString()))
+    await tools.ledger.call(Ledger.add_samples, incident, rows)
+    return f"no stacks came from {listed(sorted(missing))}" if missing else ""
 
 
-def _written(writing: asyncio.Future[None]) -> None:
-    _writing.discard(writing)
-    if not writing.cancelled() and isinstance(error := writing.exception(), LedgerError):
+def _kept(keeping: asyncio.Future[str]) -> None:
+    _keeping.discard(keeping)
+    if not keeping.cancelled() and isinstance(error := keeping.exception(), LedgerError):
         activity.logger.warning("the ledger did not store the samples", extra={"error": str(error)})

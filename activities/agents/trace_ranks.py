@@ -1,6 +1,6 @@
 """Trace ranks: sample the ranks of a hung job before they are stopped.
 
-The samples are kept in the ledger, in full; only the result passes through Temporal.
+The ledger keeps whole stacks and records of the ranks that matter; only the result passes through Temporal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TraceRanks(Activity[HangResult]):
     job: PlacedJob
     generation: int
     incident: str
-    """The id of the incident's workflow: the samples are kept under it."""
+    """The id of the incident's workflow: the stacks are kept under it."""
 
     @property
     def sample_s(self) -> float:
@@ -65,7 +65,8 @@ class TraceRanks(Activity[HangResult]):
             say=say,
         )
         found = hang_found(looks, judged, spec, machines)
-        left_out = await keep_looks(tools.ledger, self.incident, looks)
+        ranks = judged.check.verdict.ranks
+        left_out = await keep_looks(tools, self.incident, self.job, looks, named=ranks)
         activity.logger.info(
             "ranks of a hung job were sampled",
             extra={"incident": self.incident, "conclusion": found.conclusion, "machines": found.machines},

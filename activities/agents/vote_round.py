@@ -16,10 +16,8 @@ from temporalio import activity
 from activities.activity import Activity, Bounds, within
 from activities.heartbeat import Say
 from activities.turns import gathered
-from everstep.decisions.blame.slow.by_samples import RankAtWork, count_samples, slow_round
+from everstep.decisions.blame.slow.by_samples import SampleCounts, count_sample, slow_round
 from everstep.decisions.blame.slow.own_past import CpuPerStep, RankTimes
-from everstep.dumps.folder import FolderReader
-from everstep.dumps.py_spy import StackReader
 from everstep.errors import EverstepError
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
@@ -37,8 +35,6 @@ LOOKS = 10
 """The number of samples in a round; there are fewer if a sample takes longer."""
 PACE_S = 2.0
 """The longest wait for a machine's report of how fast its ranks step, seconds."""
-SLEEPS = "S"
-"""The state of a process that waits."""
 SILENT_KEPT = 8
 """The largest number of silent machines in the result."""
 LOGGED = 16
@@ -56,7 +52,7 @@ class VoteRound(Activity[SlowRound]):
     job: PlacedJob
     generation: int
     incident: str
-    """The id of the incident's workflow: the first sample of the round is kept under it."""
+    """The id of the incident's workflow: stacks of the round's first sample are kept under it."""
     number: int
     """The number of the round, from 1."""
 
@@ -75,12 +71,12 @@ class VoteRound(Activity[SlowRound]):
         from activities.agents.looks import LOOK_S, keep_looks, look
 
         spec, machines = self.job.spec, self.job.machines
-        topology, stacks = spec.topology(), StackReader()
-        seen: list[dict[int, RankAtWork]] = []
+        first: RankLook | None = None
+        counts: dict[int, SampleCounts] = {}
         silent: set[str] = set()
-        began = time.monotonic()
-        while (now := time.monotonic()) - began < self.round_s or not seen:
-            say(f"sample {len(seen) + 1} of the ranks on {len(machines)} machines")
+        looks, began = 0, time.monotonic()
+        while (now := time.monotonic()) - began < self.round_s or first is None:
+            say(f"sample {looks + 1} of the ranks on {len(machines)} machines")
             # A sample slows a slow rank further, mostly because the rank's own threads write its flight record. So only
             # the first sample of the round has flight records.
             one = await look(
@@ -89,19 +85,20 @@ class VoteRound(Activity[SlowRound]):
                 machines,
                 generation=self.generation,
                 limit_s=min(self.round_s, LOOK_S),
-                ranks_only=bool(seen),
+                ranks_only=first is not None,
             )
-            if not seen:
-                await keep_looks(tools.ledger, self.incident, [one], self.number)
+            first = first or one
+            looks += 1
             silent |= one.silent.keys()
-            seen.append(await asyncio.to_thread(_read, one, stacks))
+            for part in one.parts.values():
+                count_sample(counts, part.ranks)
             await asyncio.sleep(max(now + self.round_s / LOOKS - time.monotonic(), 0.0))
         times = await self._times(tools)
         names = [machine.name for machine in machines]
-        counts = count_samples(seen)
         found = await asyncio.to_thread(
-            slow_round, counts, times, topology, names=names, number=self.number, looks=len(seen)
+            slow_round, counts, times, spec.topology(), names=names, number=self.number, looks=looks
         )
+        await keep_looks(tools, self.incident, self.job, [first], named=found.ranks, first=self.number)
         computes = {rank: f"{counts[rank].computes} of {counts[rank].samples}" for rank in sorted(counts)[:LOGGED]}
         activity.logger.info(
             "a slow job was sampled for one round",
@@ -151,15 +148,3 @@ def times_of(metrics: pb.Metrics) -> RankTimes:
 
 def _cpu(value: pb.CpuPerStep) -> CpuPerStep:
     return CpuPerStep(value.had_s, value.waited_s, value.step_s)
-
-
-def _read(one: RankLook, stacks: StackReader) -> dict[int, RankAtWork]:
-    """Return what one sample shows of each rank; data that cannot be read is left out."""
-    from agent.tracer.dump_files import files_of
-
-    reader = FolderReader(stacks)
-    for reply in one.replies.values():
-        reader.read(files_of(reply))
-    processes = (process for reply in one.replies.values() for process in reply.processes)
-    asleep = {process.rank for process in processes if process.role == "trainer" and process.state == SLEEPS}
-    return {rank: RankAtWork(found, rank in asleep) for rank, found in reader.samples().ranks.items()}

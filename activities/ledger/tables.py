@@ -161,7 +161,7 @@ class IncidentVerdicts(LedgerTable):
 
 
 class IncidentLooks(LedgerTable):
-    """The samples of an incident: one row has the full answer of one machine about its ranks."""
+    """The samples of an incident: one row has the whole stacks of a machine's ranks that matter, in one sample."""
 
     __tablename__ = "incident_looks"
     __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
@@ -172,7 +172,7 @@ class IncidentLooks(LedgerTable):
     machine: Mapped[str] = mapped_column(String, primary_key=True)
     time_ns: Mapped[int]
     data: Mapped[bytes]
-    """A StacksReply of the agent (``proto/agent/v1/agent.proto``) with compressed stacks."""
+    """A StacksReply of the agent (``proto/agent/v1/agent.proto``) with compressed stacks and flight records."""
 
 
 class CodeVersions(LedgerTable):

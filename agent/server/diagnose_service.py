@@ -14,7 +14,7 @@ from everstep.errors import AgentError
 
 
 class DiagnoseService(CheckpointsService):
-    """Serves Diagnose and Stacks."""
+    """Serves Diagnose, Sample and Stacks."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         super().__init__(jobs)
@@ -50,10 +50,18 @@ class DiagnoseService(CheckpointsService):
                     "at any time: tests are run for that job or not at all"
                 )
 
-    async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:  # noqa: N802
+    async def Sample(self, request: pb.SampleRequest, context: Context) -> pb.SampleReply:  # noqa: N802
         """Sample the current state of the processes of a job's newest generation."""
         runner = await self.jobs.known(request.job, context)
         record, shm = runner.record, runner.ranks.shm
         living = [rank for rank in record.of(record.generation) if rank.end is None and not record.released]
         ranks = ranks_traced({rank.rank: (rank.pid, rank.start_ticks) for rank in living}, shm)
-        return await self.tracer.look(ranks, record.generation, request.limit_s, ranks_only=request.ranks_only)
+        return await self.tracer.sample(
+            request.job, ranks, record.generation, request.limit_s, ranks_only=request.ranks_only
+        )
+
+    async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:  # noqa: N802
+        """Return whole stacks and flight records of one of the newest samples."""
+        await self.jobs.known(request.job, context)
+        async with refusals(context, command="Stacks", job=request.job):
+            return self.tracer.stacks(request.job, request.time_ns, request.ranks)

@@ -1,14 +1,25 @@
-"""This module converts an agent's sample of ranks to the files of a dump, which ``everstep.dumps.folder`` reads."""
+"""This module selects ranks of a whole sample, and converts it to files of a dump for ``everstep.dumps.folder``."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from agent.v1 import agent_pb2 as pb
 from everstep.dumps.folder import PROCESSES
+
+
+def of_ranks(whole: pb.StacksReply, ranks: Collection[int] = ()) -> pb.StacksReply:
+    """Return a whole sample with only these ranks; empty: all ranks."""
+    return pb.StacksReply(
+        machine=whole.machine,
+        generation=whole.generation,
+        time_ns=whole.time_ns,
+        processes=[process for process in whole.processes if not ranks or process.rank in ranks],
+        records=[record for record in whole.records if not ranks or record.rank in ranks],
+    )
 
 
 def files_of(reply: pb.StacksReply) -> Iterator[tuple[str, bytes]]:

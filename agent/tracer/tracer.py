@@ -1,11 +1,16 @@
-"""This module samples all processes of a job's ranks on this machine at the same time, within a time limit."""
+"""This module samples all processes of a job's ranks on this machine at the same time, within a time limit.
+
+Thousands of machines may be sampled at once. So an answer has only what a judgement needs
+(``agent/tracer/signatures.py``). The newest samples are kept whole, and their stacks and records can be fetched.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +19,11 @@ from typing import NamedTuple
 
 from agent.tracer import stack_dump
 from agent.tracer.control_plane import flight_record
+from agent.tracer.dump_files import of_ranks
 from agent.tracer.processes import STOPPED, TRACING, FamilyMember, Used, families, used
+from agent.tracer.signatures import reduced
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import CannotInspect
+from everstep.errors import AgentError, CannotInspect
 from everstep.system.blocked import BlockedIn, blocked_in
 from everstep.system.procfs import state_of
 
@@ -32,6 +39,10 @@ MOST_PROCESSES = 512
 """The largest number of processes of a machine that are read; further processes are left out."""
 MOST_BYTES = 16 << 20
 """The largest size of all stacks in a reply, bytes; further stacks are left out."""
+KEPT = 16
+"""The largest number of samples that are kept whole. A round of a vote takes 10."""
+KEPT_BYTES = 32 << 20
+"""The largest size of all samples that are kept whole, bytes; the newest is kept in any case."""
 NO_PY_SPY = "py-spy is not installed: install it beside everstep"
 
 
@@ -59,26 +70,51 @@ class Tracer:
         self._machine = machine
         self._program = [*program]
         self._one = asyncio.Lock()
+        self._kept: deque[tuple[str, pb.StacksReply]] = deque(maxlen=KEPT)
+        """Job and whole sample, the newest last."""
 
-    async def look(
-        self, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
-    ) -> pb.StacksReply:
+    async def sample(
+        self, job: str, ranks: Sequence[RankTraced], generation: int, limit_s: float, *, ranks_only: bool = False
+    ) -> pb.SampleReply:
         """Sample ranks and their helpers. Samples are taken in sequence, because each would disturb another one.
 
         Args:
+            job: The job of the ranks.
             ranks: Ranks of a generation.
             generation: The generation.
             limit_s: Time limit for the whole sample, seconds; 0: the default.
             ranks_only: Leave out helpers, and flight records, because threads of the rank itself write the records.
         """
         async with self._one:
-            return await asyncio.to_thread(
-                self._look, ranks, generation, min(limit_s or LIMIT_S, LONGEST_S), ranks_only
-            )
+            limit_s = min(limit_s or LIMIT_S, LONGEST_S)
+            whole, reply = await asyncio.to_thread(self._sample, ranks, generation, limit_s, ranks_only)
+        self._kept.append((job, whole))
+        while len(self._kept) > 1 and sum(kept.ByteSize() for _, kept in self._kept) > KEPT_BYTES:
+            self._kept.popleft()
+        return reply
 
-    def _look(self, ranks: Sequence[RankTraced], generation: int, limit_s: float, ranks_only: bool) -> pb.StacksReply:
+    def stacks(self, job: str, time_ns: int, ranks: Collection[int]) -> pb.StacksReply:
+        """Return whole stacks and flight records of a sample.
+
+        Args:
+            job: The job of the ranks.
+            time_ns: The time at which the sample began, nanoseconds.
+            ranks: The ranks that are wanted; empty: all.
+
+        Raises:
+            AgentError: the sample is not kept.
+        """
+        for of_job, kept in self._kept:
+            if (of_job, kept.time_ns) == (job, time_ns):
+                return of_ranks(kept, ranks)
+        raise AgentError(f"{self._machine} does not keep this sample of {job} any more: take a new one")
+
+    def _sample(
+        self, ranks: Sequence[RankTraced], generation: int, limit_s: float, ranks_only: bool
+    ) -> tuple[pb.StacksReply, pb.SampleReply]:
+        """Return a whole sample, and its signatures."""
         began = time.monotonic()
-        reply = pb.StacksReply(machine=self._machine, generation=generation, time_ns=time.time_ns())
+        whole = pb.StacksReply(machine=self._machine, generation=generation, time_ns=time.time_ns())
         living = {
             rank_process.rank: rank_process for rank_process in ranks if state_of(rank_process.pid, rank_process.ticks)
         }
@@ -100,12 +136,12 @@ class Tracer:
             has_room = size + len(packed) <= MOST_BYTES
             size += len(packed)
             stacks, why = (packed, found.problem) if has_room else (b"", "there was no room for its stacks")
-            reply.processes.append(_process(member, then, stacks, why))
-        reply.records.extend(records)
+            whole.processes.append(_process(member, then, stacks, why))
+        whole.records.extend(records)
+        reply = reduced(whole)
         if left_out > 0:
-            reply.left_out = f"{left_out} processes more than {MOST_PROCESSES}"
-        reply.seconds = time.monotonic() - began
-        return reply
+            reply.unread.append(f"{self._machine} has {left_out} processes more than {MOST_PROCESSES}")
+        return whole, reply
 
     def _dump(self, member: FamilyMember, deadline: float) -> stack_dump.StackDump:
         program = self._program or [path for path in [stack_dump.py_spy()] if path]

@@ -3257,7 +3257,7 @@ class DiagnosisOver(_message.Message):
 Global___DiagnosisOver: _TypeAlias = DiagnosisOver  # noqa: Y015
 
 @_typing.final
-class StacksRequest(_message.Message):
+class SampleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -3281,48 +3281,437 @@ class StacksRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class SampleReply(_message.Message):
+    """What a sample shows of ranks (JobSamples of everstep/decisions/blame/hang/rank_samples.py). Each stack, each group and
+    each order of operations is there once. Ranks refer to them by their numbers, from 1; 0: not known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    STACKS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    ORDERS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """the newest generation here"""
+    time_ns: _builtins.int
+    """time at which the sample began; Stacks finds the sample by it"""
+    @_builtins.property
+    def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___StackSignature]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessGroup]: ...
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallOrder]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledRank]: ...
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """data that could not be read, and processes that were left out"""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        time_ns: _builtins.int = ...,
+        stacks: _abc.Iterable[Global___StackSignature] | None = ...,
+        groups: _abc.Iterable[Global___ProcessGroup] | None = ...,
+        orders: _abc.Iterable[Global___CallOrder] | None = ...,
+        ranks: _abc.Iterable[Global___SampledRank] | None = ...,
+        unread: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "groups", b"groups", "orders", b"orders", "ranks", b"ranks", "stacks", b"stacks", "time_ns", b"time_ns", "unread", b"unread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleReply: _TypeAlias = SampleReply  # noqa: Y015
+
+@_typing.final
+class StackSignature(_message.Message):
+    """a stack in its normal form, see everstep/decisions/blame/hang/stacks.py"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    FUNCTIONS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    TOWARD_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """a ProcessRole"""
+    kind: _builtins.str
+    """a LeafKind"""
+    operation: _builtins.str
+    toward: _builtins.str
+    @_builtins.property
+    def functions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the outermost first"""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the functions"""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        functions: _abc.Iterable[_builtins.str] | None = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        kind: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        toward: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "functions", b"functions", "kind", b"kind", "operation", b"operation", "role", b"role", "toward", b"toward"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StackSignature: _TypeAlias = StackSignature  # noqa: Y015
+
+@_typing.final
+class ProcessGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    label: _builtins.str
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """its ranks: first rank, number of ranks and distance of each run; empty: not known"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        label: _builtins.str = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "name", b"name", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessGroup: _TypeAlias = ProcessGroup  # noqa: Y015
+
+@_typing.final
+class SampledRank(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    TRAINER_FIELD_NUMBER: _builtins.int
+    HELPERS_FIELD_NUMBER: _builtins.int
+    IS_STOPPED_FIELD_NUMBER: _builtins.int
+    SLEEPS_FIELD_NUMBER: _builtins.int
+    BLOCKED_IN_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    trainer: _builtins.int
+    """number of its stack"""
+    is_stopped: _builtins.bool
+    sleeps: _builtins.bool
+    blocked_in: _builtins.str
+    """a BlockedIn of everstep/system/blocked.py; empty: none, or not known"""
+    @_builtins.property
+    def helpers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of the stacks of its other processes"""
+
+    @_builtins.property
+    def code(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """digests of the lines at which its threads are; empty: not known"""
+
+    @_builtins.property
+    def record(self) -> Global___RankRecord:
+        """unset: there is none"""
+
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledProcess]: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        trainer: _builtins.int = ...,
+        helpers: _abc.Iterable[_builtins.int] | None = ...,
+        is_stopped: _builtins.bool = ...,
+        sleeps: _builtins.bool = ...,
+        blocked_in: _builtins.str = ...,
+        code: _abc.Iterable[_builtins.int] | None = ...,
+        record: Global___RankRecord | None = ...,
+        processes: _abc.Iterable[Global___SampledProcess] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_in", b"blocked_in", "code", b"code", "helpers", b"helpers", "is_stopped", b"is_stopped", "processes", b"processes", "rank", b"rank", "record", b"record", "sleeps", b"sleeps", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampledRank: _TypeAlias = SampledRank  # noqa: Y015
+
+@_typing.final
+class SampledProcess(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    IO_BYTES_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    cpu_s: _builtins.float
+    """CPU time of all its threads since its start"""
+    waited_s: _builtins.float
+    """time in which its first thread waited for a CPU"""
+    io_bytes: _builtins.int
+    """bytes that it read and wrote; -1: the agent may not read the number"""
+    switches: _builtins.int
+    """how often its threads waited and continued, without the threads of libraries"""
+    state: _builtins.str
+    """as in /proc/PID/stat: T is a stopped process"""
+    problem: _builtins.str
+    """why there are no stacks"""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        cpu_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        io_bytes: _builtins.int = ...,
+        switches: _builtins.int = ...,
+        state: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "io_bytes", b"io_bytes", "pid", b"pid", "problem", b"problem", "state", b"state", "switches", b"switches", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampledProcess: _TypeAlias = SampledProcess  # noqa: Y015
+
+@_typing.final
+class RankRecord(_message.Message):
+    """a flight record, reduced to the position of its rank"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    CALLED_FIELD_NUMBER: _builtins.int
+    newest: _builtins.int
+    """record id of the newest operation; -1: there is none"""
+    done: _builtins.int
+    """record id of the newest operation that is over; -1: there is none"""
+    order: _builtins.int
+    """number of the order of its newest operations"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def last(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """number of the newest collective that the rank entered in each of ``groups``"""
+
+    @_builtins.property
+    def pending(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingOperation]: ...
+    @_builtins.property
+    def called(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """groups in which it called these operations"""
+
+    def __init__(
+        self,
+        *,
+        newest: _builtins.int = ...,
+        done: _builtins.int = ...,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+        last: _abc.Iterable[_builtins.int] | None = ...,
+        pending: _abc.Iterable[Global___PendingOperation] | None = ...,
+        order: _builtins.int = ...,
+        called: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "done", b"done", "groups", b"groups", "last", b"last", "newest", b"newest", "order", b"order", "pending", b"pending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankRecord: _TypeAlias = RankRecord  # noqa: Y015
+
+@_typing.final
+class CallOrder(_message.Message):
+    """for each operation, in order"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    P2P_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """index of its group in ``called`` of the rank, from 0"""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """its number among the operations of the group"""
+
+    @_builtins.property
+    def p2p(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """whether it is a p2p operation"""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        p2p: _abc.Iterable[_builtins.bool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "numbers", b"numbers", "p2p", b"p2p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallOrder: _TypeAlias = CallOrder  # noqa: Y015
+
+@_typing.final
+class PendingOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    IS_P2P_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    number: _builtins.int
+    operation: _builtins.str
+    sizes: _builtins.str
+    peer: _builtins.int
+    is_p2p: _builtins.bool
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        number: _builtins.int = ...,
+        operation: _builtins.str = ...,
+        sizes: _builtins.str = ...,
+        peer: _builtins.int | None = ...,
+        is_p2p: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "group", b"group", "is_p2p", b"is_p2p", "number", b"number", "operation", b"operation", "peer", b"peer", "sizes", b"sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__peer: _TypeAlias = _typing.Literal["peer"]  # noqa: Y015
+    _WhichOneofArgType__peer: _TypeAlias = _typing.Literal["_peer", b"_peer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer) -> _WhichOneofReturnType__peer | None: ...
+
+Global___PendingOperation: _TypeAlias = PendingOperation  # noqa: Y015
+
+@_typing.final
+class StacksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    time_ns: _builtins.int
+    """time_ns of the sample"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ranks that are wanted; empty: all"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "ranks", b"ranks", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
 Global___StacksRequest: _TypeAlias = StacksRequest  # noqa: Y015
 
 @_typing.final
 class StacksReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AlikeEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MACHINE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
     PROCESSES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
-    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    ALIKE_FIELD_NUMBER: _builtins.int
     machine: _builtins.str
     generation: _builtins.int
     """the newest generation here"""
     time_ns: _builtins.int
     """time at which the sample began"""
-    seconds: _builtins.float
-    """duration of the sample"""
-    left_out: _builtins.str
-    """description of the processes that were left out; empty: there are none"""
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TracedProcess]:
         """all ranks that live, then their helpers"""
 
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlightRecord]: ...
+    @_builtins.property
+    def alike(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """rank -> ranks of the job with the same signature; the control plane fills it in"""
+
     def __init__(
         self,
         *,
         machine: _builtins.str = ...,
         generation: _builtins.int = ...,
         time_ns: _builtins.int = ...,
-        seconds: _builtins.float = ...,
         processes: _abc.Iterable[Global___TracedProcess] | None = ...,
         records: _abc.Iterable[Global___FlightRecord] | None = ...,
-        left_out: _builtins.str = ...,
+        alike: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "left_out", b"left_out", "machine", b"machine", "processes", b"processes", "records", b"records", "seconds", b"seconds", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike", "generation", b"generation", "machine", b"machine", "processes", b"processes", "records", b"records", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

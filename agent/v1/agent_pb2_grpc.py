@@ -159,6 +159,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_unary(
+                '/everstep.agent.v1.Agent/Sample',
+                request_serializer=agent_dot_v1_dot_agent__pb2.SampleRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.SampleReply.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Stacks',
                 request_serializer=agent_dot_v1_dot_agent__pb2.StacksRequest.SerializeToString,
@@ -345,9 +350,16 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sample(self, request, context):
+        """Sample the processes of a job's ranks: states, CPU time, stacks and flight records, reduced to signatures. The ranks
+        keep running, and samples are taken in sequence.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stacks(self, request, context):
-        """Sample the processes of a job's ranks: states, CPU time, stacks and flight records. The ranks keep running, and
-        samples are taken in sequence.
+        """Return whole stacks and flight records of a sample. The agent keeps only its newest samples.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -480,6 +492,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.DiagnoseRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.DiagnoseReply.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.SampleRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.SampleReply.SerializeToString,
             ),
             'Stacks': grpc.unary_unary_rpc_method_handler(
                     servicer.Stacks,
@@ -1162,6 +1179,33 @@ class Agent:
             '/everstep.agent.v1.Agent/Diagnose',
             agent_dot_v1_dot_agent__pb2.DiagnoseRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.DiagnoseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/Sample',
+            agent_dot_v1_dot_agent__pb2.SampleRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.SampleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,10 +76,12 @@ class AgentStub:
     """Run diagnostic tests on this machine in sequence, and stream their results. It is refused while ranks live here. If
     the machine has a stopped job, the caller must name this job. A Launch ends the tests.
     """
-    Stacks: _aio.UnaryUnaryMultiCallable[_agent_pb2.StacksRequest, _agent_pb2.StacksReply]
-    """Sample the processes of a job's ranks: states, CPU time, stacks and flight records. The ranks keep running, and
-    samples are taken in sequence.
+    Sample: _aio.UnaryUnaryMultiCallable[_agent_pb2.SampleRequest, _agent_pb2.SampleReply]
+    """Sample the processes of a job's ranks: states, CPU time, stacks and flight records, reduced to signatures. The ranks
+    keep running, and samples are taken in sequence.
     """
+    Stacks: _aio.UnaryUnaryMultiCallable[_agent_pb2.StacksRequest, _agent_pb2.StacksReply]
+    """Return whole stacks and flight records of a sample. The agent keeps only its newest samples."""
 
 class AgentServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -285,13 +287,21 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Sample(
+        self,
+        request: _agent_pb2.SampleRequest,
+        context: _aio.ServicerContext[_agent_pb2.SampleRequest, _abc.Awaitable[_agent_pb2.SampleReply]],
+    ) -> _abc.Awaitable[_agent_pb2.SampleReply]:
+        """Sample the processes of a job's ranks: states, CPU time, stacks and flight records, reduced to signatures. The ranks
+        keep running, and samples are taken in sequence.
+        """
+
+    @_abc_1.abstractmethod
     def Stacks(
         self,
         request: _agent_pb2.StacksRequest,
         context: _aio.ServicerContext[_agent_pb2.StacksRequest, _abc.Awaitable[_agent_pb2.StacksReply]],
     ) -> _abc.Awaitable[_agent_pb2.StacksReply]:
-        """Sample the processes of a job's ranks: states, CPU time, stacks and flight records. The ranks keep running, and
-        samples are taken in sequence.
-        """
+        """Return whole stacks and flight records of a sample. The agent keeps only its newest samples."""
 
 def add_AgentServicer_to_server(servicer: AgentServicer, server: _aio.Server) -> None: ...

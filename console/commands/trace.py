@@ -25,6 +25,7 @@ from console.commands.shared import (
 from console.terminal import aligned
 from controlplane.shown import clean
 from everstep.base.text import listed
+from everstep.decisions.blame.hang.examples import examples
 from everstep.dumps.py_spy import MAIN, ProcessDump, StackReader, role_of_process
 from everstep.errors import ConfigError, DumpError, LedgerError
 from everstep.model.hang import HangConclusion
@@ -56,7 +57,12 @@ def trace(  # noqa: PLR0917 - options of a command
     hung: Annotated[
         bool, typer.Option("--hung", help="The job is known to hang: one sample of its stacks is enough.")
     ] = False,
-    stacks: Annotated[bool, typer.Option("--stacks", help="Show the stacks too, each stack once.")] = False,
+    stacks: Annotated[
+        bool,
+        typer.Option(
+            "--stacks", help="Show the stacks too, each stack once. If the job is large, a few ranks are shown."
+        ),
+    ] = False,
     rank: RankOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -82,7 +88,7 @@ def trace(  # noqa: PLR0917 - options of a command
 
 
 async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None, cluster: str, **flags: bool) -> int:
-    from activities.agents.looks import judge_looks, look, trace
+    from activities.agents.looks import judge_looks, look, trace, whole_stacks
     from controlplane.client import Control
 
     async with await Control.connect(cluster) as control:
@@ -94,17 +100,22 @@ async def _trace(job: str, apart: float, ranks: Sequence[int], out: Path | None,
         else:
             samples = [await look(control.agents, job, machines)]
             judged = judge_looks(samples, state.spec, machines, is_hung=flags["hung"])
+        if out:
+            looks = [await whole_stacks(control.agents, job, machines, sample) for sample in samples]
+            _write(out, dict(enumerate(looks, 1)))
+        whole = []
+        if (flags["stacks"] or ranks) and not flags["as_json"]:
+            shown = ranks or [*examples(judged.evidence, judged.check.verdict.ranks)]
+            whole = await whole_stacks(control.agents, job, machines, samples[-1], shown)
     for name, why in sorted(samples[-1].silent.items()):
         print(f"{name}: {why}", file=sys.stderr)
     for problem in judged.evidence.unread:
         print(f"left out: {problem}", file=sys.stderr)
-    if out:
-        _write(out, {number: list(sample.replies.values()) for number, sample in enumerate(samples, 1)})
     verdict, topology = judged.check.verdict, state.spec.topology()
     names = [machine.name for machine in machines]
     print(hang_json(verdict, topology, names) if flags["as_json"] else hang_text(verdict, topology, names))
-    if (flags["stacks"] or ranks) and not flags["as_json"]:
-        print(f"\n{stacks_text(samples[-1].replies.values(), ranks)}")
+    if whole:
+        print(f"\n{stacks_text(whole, ranks)}")
     return EXIT_UNKNOWN if verdict.conclusion is HangConclusion.UNKNOWN else 0
 
 
@@ -119,7 +130,8 @@ def stacks(  # noqa: PLR0917 - options of a command
 ) -> None:
     """Show the stacks of ranks before an incident stopped them: each stack once, with the ranks that had it.
 
-    The ledger is read, so the cluster need not be up.
+    The ledger is read, so the cluster need not be up. If the job has more than 64 ranks, the ledger has the stacks of
+    the ranks that were named, and of a few examples of the others.
 
     Examples:
 
@@ -185,6 +197,8 @@ def stacks_text(replies: Iterable[pb.StacksReply], ranks: Iterable[int] = ()) ->
                 continue
             dumps = _dumps(reader, process)
             name = f"rank {process.rank} on {reply.machine}, pid {process.pid}, state {process.state}"
+            if others := reply.alike.get(process.rank, 1) - 1:
+                name += f" ({others} more rank{'s' * (others > 1)} alike)"
             if not dumps:
                 missing.setdefault(process.problem or "no stacks", []).append(name)
             for dump in dumps:

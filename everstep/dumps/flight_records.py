@@ -121,7 +121,10 @@ def flight_record(fields: Mapping[str, Any], name: str = "the record") -> Flight
     for one, _ in pending:
         if not one.is_p2p and one not in inside:
             last[one.group] = min(last[one.group], one.number - 1)
-    record = CommunicationRecord(last, inside, tuple(order))
+    called = tuple(dict.fromkeys(group for group, _, _ in order))
+    index = {group: number for number, group in enumerate(called)}
+    calls = tuple((index[group], number, is_p2p) for group, number, is_p2p in order)
+    record = CommunicationRecord(last, inside, calls, called)
     labels = {group: text for group, text in labels.items() if text != "undefined"}
     return FlightRecord(record, groups, labels, (newest, done))
 
@@ -172,4 +175,4 @@ def _groups(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 @lru_cache(maxsize=1 << 12)
 def _ranks(text: str) -> tuple[int, ...]:
     """Read a list of ranks, ``[0, 1, 2]``. Cached, since all ranks of a group repeat a list that may be very long."""
-    return tuple(sorted(map(int, re.findall(r"\d+", text))))
+    return tuple(sorted(set(map(int, re.findall(r"\d+", text)))))

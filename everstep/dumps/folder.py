@@ -17,13 +17,19 @@ import json
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from everstep.base.text import listed
-from everstep.decisions.blame.hang.rank_samples import NOTHING, CommunicationRecord, JobSamples, RankSample
+from everstep.decisions.blame.hang.rank_samples import (
+    NOTHING,
+    CommunicationRecord,
+    JobSamples,
+    Position,
+    RankSample,
+    compared,
+)
 from everstep.decisions.blame.hang.stacks import ProcessRole
 from everstep.dumps.flight_records import PICKLE, flight_record, parse_record
 from everstep.dumps.nccl_ras import parse_ras, ras_evidence
@@ -35,6 +41,8 @@ PROCESSES = "processes.json"
 STOPPED = ("T",)
 """States of a stopped process, as in ``/proc/PID/stat``. State t does not count, since a debugger stopped the
 process."""
+SLEEPS = "S"
+"""State of a process that waits."""
 _RANK = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)(?:\.\w+)*$")
 _SNAPSHOT = re.compile(r"snapshot[-_. ]?(\d+)")
@@ -66,7 +74,7 @@ class FolderReader:
         self._pickles = pickles
         self._known: dict[str, dict[int, KnownProcess]] = {}
         """Folder → process id → its entry in the folder's ``processes.json``."""
-        self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump]] = {}
+        self._trainers: dict[int, tuple[tuple[bool, int, str], ProcessDump, KnownProcess | None]] = {}
         self._helpers: dict[int, list[tuple[ProcessDump, ProcessRole]]] = defaultdict(list)
         self._records: dict[int, CommunicationRecord] = {}
         self._record_names: dict[int, str] = {}
@@ -75,8 +83,6 @@ class FolderReader:
         self._labels: dict[str, str] = {}
         self._ras: dict[int, RankSample] = {}
         self._stopped: set[int] = set()
-        self._blocked: dict[int, str] = {}
-        """Rank → what its trainer waits for in the kernel."""
         self._ranks: set[int] = set()
         self.unread: list[str] = []
         """For each file that could not be read: which, why, and what to do."""
@@ -98,36 +104,27 @@ class FolderReader:
                 with contextlib.suppress(DumpError):
                     self._ranks |= {rank for rank in (_rank_in(name),) if rank is not None}
 
-    def position(self, rank: int) -> tuple[Any, ...]:
-        """Where a rank is in its code and in its collectives. It differs between two samples if the rank progressed."""
-        trainer = self._trainers.get(rank)
-        frames = trainer[1].position() if trainer else ()
-        launched = record.last if (record := self._ras.get(rank, NOTHING).record) else None
-        return frames, self._positions.get(rank), launched
-
-    def samples(self, before: FolderReader | None = None) -> JobSamples:
-        """The evidence of all ranks that have a file.
-
-        Args:
-            before: An earlier sample. Its flight record of a rank is used if this sample has none.
-        """
-        earlier = before or self
-        ranks = {}
-        for rank in sorted(self._ranks | self._ras.keys()):
-            trainer = self._trainers.get(rank)
-            helpers = (dump.signature(role) for dump, role in self._helpers.get(rank, []))
-            of_ras = self._ras.get(rank, NOTHING)
-            ranks[rank] = RankSample(
-                trainer[1].signature(ProcessRole.TRAINER) if trainer else None,
-                tuple(filter(None, helpers)),
-                self._records.get(rank) or of_ras.record or earlier._records.get(rank),
-                is_stopped=rank in self._stopped,
-                blocked_in=self._blocked.get(rank, ""),
-                is_unresponsive=of_ras.is_unresponsive,
-            )
+    def samples(self) -> JobSamples:
+        """What the files show of all ranks that have a file."""
+        ranks = {rank: self._sample(rank) for rank in sorted(self._ranks | self._ras.keys())}
         ras_ranks = len(self._ras) if self._ras.keys() - self._records.keys() else 0
-        groups, labels = earlier._groups | self._groups, earlier._labels | self._labels
-        return JobSamples(ranks, groups, labels, ras_ranks=ras_ranks, unread=tuple(self.unread))
+        return JobSamples(ranks, self._groups, self._labels, ras_ranks=ras_ranks, unread=tuple(self.unread))
+
+    def _sample(self, rank: int) -> RankSample:
+        _, dump, known = self._trainers.get(rank, (None, None, None))
+        helpers = (dump.signature(role) for dump, role in self._helpers.get(rank, []))
+        of_ras = self._ras.get(rank, NOTHING)
+        launched = of_ras.record.last if of_ras.record else None
+        return RankSample(
+            dump.signature(ProcessRole.TRAINER) if dump else None,
+            tuple(filter(None, helpers)),
+            self._records.get(rank) or of_ras.record,
+            is_stopped=rank in self._stopped,
+            blocked_in=known.blocked_in if known else "",
+            is_unresponsive=of_ras.is_unresponsive,
+            sleeps=known is not None and known.state[:1] == SLEEPS,
+            position=Position(dump.position() if dump else (), self._positions.get(rank), launched),
+        )
 
     def _read(self, name: str, data: bytes) -> None:
         if name.endswith(PROCESSES):
@@ -177,8 +174,7 @@ class FolderReader:
         # If several processes may be the trainer, a listed role decides, then the shortest name of a file.
         order = (not (known and known.role), len(name), name)
         if rank not in self._trainers or order < self._trainers[rank][0]:
-            self._trainers[rank] = (order, dump)
-            self._blocked[rank] = known.blocked_in if known else ""
+            self._trainers[rank] = (order, dump, known)
 
     def _of(self, name: str, pid: int) -> KnownProcess | None:
         """The entry of a process in the nearest folder, since processes of several machines may have the same id."""
@@ -188,20 +184,6 @@ class FolderReader:
             if entry := self._known.get(folder, {}).get(pid):
                 return entry
         return None
-
-
-def samples_of(readers: Sequence[FolderReader]) -> JobSamples:
-    """The last of several samples of a job, together with the ranks that progressed since the first sample.
-
-    Args:
-        readers: One reader for each sample, the oldest first.
-    """
-    first, last = readers[0], readers[-1]
-    samples = last.samples(first)
-    if first is last:
-        return samples
-    moved = (rank for rank in samples.ranks if _differ(first.position(rank), last.position(rank)))
-    return replace(samples, moved=frozenset(moved))
 
 
 def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
@@ -220,22 +202,17 @@ def read_folder(folder: Path, *, pickles: bool = False) -> JobSamples:
     numbered = ((_SNAPSHOT.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
     snapshots = [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)] or [folder]
     stacks = StackReader()
-    readers = []
+    found = []
     for snapshot in (snapshots[0], snapshots[-1]) if len(snapshots) > 1 else snapshots:
         reader = FolderReader(stacks, pickles=pickles)
         reader.read(_files(snapshot))
-        readers.append(reader)
-    samples = samples_of(readers)
+        found.append(reader.samples())
+    samples = compared(*found) if len(found) > 1 else found[0]
     if samples.unread and not any(sample.is_known for sample in samples.ranks.values()):
         raise DumpError(listed(samples.unread, SHOWN, noun="files", separator="; "))
     if not samples.ranks:
         raise ConfigError(f"the folder {folder} has no dumps: put dumps of py-spy or flight records there")
     return samples
-
-
-def _differ(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    """Whether two positions of a rank differ in a part that both samples have."""
-    return any(first and last and first != last for first, last in zip(before, after, strict=True))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:

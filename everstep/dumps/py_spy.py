@@ -6,6 +6,7 @@ parsed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -39,6 +40,15 @@ class Stack:
     """The frames, the innermost first."""
     signatures: dict[ProcessRole | None, Signature] = field(default_factory=dict)
     _role: ProcessRole | None = None
+    _digest: int | None = None
+
+    @property
+    def digest(self) -> int:
+        """A number of 64 bits that differs for stacks with other frames or lines; all processes compute the same."""
+        if self._digest is None:
+            text = repr([tuple(frame) for frame in self.frames]).encode(errors="replace")
+            self._digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+        return self._digest
 
     @property
     def role(self) -> ProcessRole:
@@ -73,15 +83,15 @@ class ProcessDump:
                 return stack
         return self.threads[-1][1] if self.threads else None
 
-    def position(self) -> tuple[tuple[StackFrame, ...], ...]:
-        """The lines at which the main thread and the threads of autograd are; empty: not known.
+    def position(self) -> tuple[int, ...]:
+        """Digests of the lines at which the main thread and the threads of autograd are; empty: not known.
 
         Other threads are left out. Some of them, e.g. a thread that samples the GPU, progress even in a job that hangs.
         """
         main = self.main()
-        frames = [main.frames] if main else []
-        frames += [stack.frames for name, stack in self.threads if name.startswith(AUTOGRAD)]
-        return tuple(frames) if any(frames) else ()
+        stacks = [main] if main else []
+        stacks += [stack for name, stack in self.threads if name.startswith(AUTOGRAD)]
+        return tuple(stack.digest for stack in stacks) if any(stack.frames for stack in stacks) else ()
 
     def signature(self, role: ProcessRole | None = None) -> Signature | None:
         """The signature of the process; None: it has no threads.

@@ -65,7 +65,7 @@ class HangResult(Model):
     seconds: float = 0.0
     """Seconds from the beginning of the first sample to the end of the last sample."""
     left_out: str = ""
-    """Why the ledger keeps only a part of the samples; empty: it keeps all."""
+    """Why the ledger lacks stacks of ranks that matter; empty: it lacks none."""
 
     @property
     def evicts(self) -> bool:

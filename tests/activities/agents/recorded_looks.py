@@ -1,4 +1,4 @@
-"""Recorded hangs (``tests/data/hangs``), as the answers of agents that are asked for stacks."""
+"""Recorded hangs (``tests/data/hangs``), as the answers of agents: whole stacks and their signatures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import gzip
 import json
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agent.tracer.dump_files import of_ranks
+from agent.tracer.signatures import reduced
 from agent.v1 import agent_pb2 as pb
 from everstep.model.topology import Topology
 
@@ -17,8 +19,10 @@ _STACK = re.compile(r"snapshot-(\d)/rank-(\d+)(-child-\d+)?\.json")
 _RECORD = re.compile(r"snapshot-(\d)/flight-record-rank-(\d+)\.json")
 
 
-def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topology, int, list[list[pb.StacksReply]]]:
-    """Return the topology, the rank at fault, and each machine's answer to each sample.
+def whole_looks(
+    name: str, *, cpu_s: Mapping[int, float] | None = None
+) -> tuple[Topology, int, list[list[pb.StacksReply]]]:
+    """Return the topology, the rank at fault, and the whole stacks of each machine in each sample.
 
     Args:
         name: The name of the recording.
@@ -33,7 +37,7 @@ def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topol
     for look in (1, 2):
         known = json.loads(files.get(f"snapshot-{look}/processes.json", b"[]"))
         states = {one["pid"]: one["state"] for one in known}
-        replies = [pb.StacksReply(machine="it", generation=3) for _ in range(topology.machines)]
+        replies = [pb.StacksReply(machine="it", generation=3, time_ns=look) for _ in range(topology.machines)]
         for path, data in sorted(files.items()):
             if (stack := _STACK.fullmatch(path)) and int(stack[1]) == look:
                 rank, is_child = int(stack[2]), bool(stack[3])
@@ -56,3 +60,19 @@ def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topol
                 reply.processes.add(rank=one["rank"], pid=one["pid"], role="trainer", state="T")
         found.append(replies)
     return topology, about["fault"]["rank"], found
+
+
+def looks(name: str, *, cpu_s: Mapping[int, float] | None = None) -> tuple[Topology, int, list[list[pb.SampleReply]]]:
+    """Return the topology, the rank at fault, and the signatures of each machine in each sample."""
+    topology, culprit, told = whole_looks(name, cpu_s=cpu_s)
+    return topology, culprit, [[reduced(whole) for whole in look] for look in told]
+
+
+def telling_whole(*kept: pb.StacksReply) -> Callable[[pb.StacksRequest], pb.StacksReply]:
+    """Return the answer of an agent that keeps these whole samples."""
+
+    def answer(request: pb.StacksRequest) -> pb.StacksReply:
+        [found] = [whole for whole in kept if whole.time_ns == request.time_ns]
+        return of_ranks(found, request.ranks)
+
+    return answer

@@ -15,13 +15,19 @@ from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.slow import SlowRound
-from tests.activities.agents.recorded_looks import looks
+from tests.activities.agents.recorded_looks import looks, telling_whole, whole_looks
 from tests.activities.agents.test_looks import job
 from tests.activities.performing import perform
 from tests.activities.spoken import reached
 
 ROUND_S = 0.6
 INCIDENT = "incident/gpt/0001"
+
+
+@pytest.fixture(autouse=True)
+def whole_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait until the ledger has the samples, however slow the machine is."""
+    monkeypatch.setattr("activities.agents.looks.KEEP_S", 60.0)
 
 
 def paced(
@@ -60,6 +66,7 @@ async def voted(
         ledger.
     """
     topology, culprit, told = looks(name)
+    _, _, kept = whole_looks(name)
     agents = []
     for machine in range(topology.machines):
         ranks = [
@@ -67,9 +74,10 @@ async def voted(
             for rank in topology.ranks(machine)
         ]
         progress = pb.ProgressReply(generation=3, ranks=ranks)
-        agents.append(FakeAgent(stacks=told[0][machine], progress=[progress, NEVER]))
+        whole = telling_whole(kept[0][machine])
+        agents.append(FakeAgent(sample=told[0][machine], stacks=whole, progress=[progress, NEVER]))
     if away >= 0:
-        agents[away] = FakeAgent(stacks=AgentUnreachable("away"), progress=NEVER)
+        agents[away] = FakeAgent(sample=AgentUnreachable("away"), progress=NEVER)
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     try:
         async with reached(agents) as (pool, machines):
@@ -111,7 +119,7 @@ async def test_a_machine_that_does_not_answer_is_left_out_and_nothing_is_conclud
 @pytest.mark.parametrize("generation", [2, 4])
 async def test_of_another_generation_nothing_is_known(tmp_path: Path, generation: int) -> None:
     agent = FakeAgent(
-        stacks=pb.StacksReply(machine="m0", generation=generation),
+        sample=pb.SampleReply(generation=generation),
         progress=[pb.ProgressReply(generation=generation, ranks=[paced(0, generation=generation)]), NEVER],
     )
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")

@@ -1,4 +1,4 @@
-"""The Stacks request to an agent with real ranks: which processes there are, what each does, and its collectives."""
+"""Samples of an agent with real ranks: which processes there are, what each does, its collectives, whole stacks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from agent.tracer.signatures import reduced, samples_of
+from agent.tracer.tracer import KEPT
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.hang.stacks import LeafKind
 from everstep.dumps.flight_records import flight_record, parse_record
 from everstep.dumps.py_spy import StackReader
+from everstep.errors import AgentError
 from everstep.system.procfs import process_of
 from tests.agent.agents import Job, RunningAgent, prepared
 
@@ -49,11 +52,17 @@ async def hanging(agent: RunningAgent) -> Job:
     return job
 
 
+async def whole(job: Job, **options: Any) -> pb.StacksReply:
+    """Take a sample, and return its whole stacks and records."""
+    sample = await job.agent.client.sample(pb.SampleRequest(job=job.name, **options))
+    return await job.agent.client.stacks(pb.StacksRequest(job=job.name, time_ns=sample.time_ns))
+
+
 async def looked(job: Job, ready: Any) -> pb.StacksReply:
-    """Return the samples once the job hangs."""
+    """Return a whole sample once the job hangs."""
     async with asyncio.timeout(60):
         while True:
-            reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
+            reply = await whole(job)
             if ready(reply):
                 return reply
             await asyncio.sleep(0.1)
@@ -110,7 +119,7 @@ async def test_a_stopped_rank_is_told_and_stays_so(agent: RunningAgent) -> None:
         while (found := process_of(pid)) is None or found.state != "T":  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
-    reply = await job.agent.client.stacks(pb.StacksRequest(job=job.name))
+    reply = await whole(job)
 
     stopped = reply.processes[0]
     assert stopped.state == "T"
@@ -126,7 +135,7 @@ async def test_two_looks_do_not_see_each_other(agent: RunningAgent) -> None:
     job = await hanging(agent)
     await looked(job, has_loader)
 
-    replies = await asyncio.gather(*(agent.client.stacks(pb.StacksRequest(job=job.name)) for _ in range(3)))
+    replies = await asyncio.gather(*(whole(job) for _ in range(3)))
 
     assert [{one.state for one in reply.processes} & {"T", "t"} for reply in replies] == [set()] * 3
     assert [sum(1 for one in reply.processes if one.stacks) for reply in replies] == [3] * 3
@@ -135,17 +144,46 @@ async def test_two_looks_do_not_see_each_other(agent: RunningAgent) -> None:
 
 async def test_of_ranks_alone_there_are_no_helpers_and_no_records(agent: RunningAgent) -> None:
     job = await hanging(agent)
-    whole = await looked(job, has_loader)
+    every = await looked(job, has_loader)
 
-    reply = await agent.client.stacks(pb.StacksRequest(job=job.name, ranks_only=True))
+    reply = await whole(job, ranks_only=True)
 
-    assert {one.role for one in whole.processes} > {one.role for one in reply.processes} == {"trainer"}
+    assert {one.role for one in every.processes} > {one.role for one in reply.processes} == {"trainer"}
     assert [one.rank for one in reply.processes] == [0, 1] and all(one.stacks for one in reply.processes)
-    assert len(whole.records) == 2 and list(reply.records) == []
+    assert len(every.records) == 2 and list(reply.records) == []
     await job.stop()
 
 
 async def test_nothing_runs_any_more(agent: RunningAgent) -> None:
     job = await prepared(agent, "print()")
-    reply = await agent.client.stacks(pb.StacksRequest(job=job.name))
-    assert (list(reply.processes), list(reply.records)) == ([], [])
+    reply = await agent.client.sample(pb.SampleRequest(job=job.name))
+    assert (list(reply.ranks), list(reply.stacks)) == ([], [])
+
+
+async def test_the_signatures_of_a_sample_are_those_of_its_whole_stacks(agent: RunningAgent) -> None:
+    job = await hanging(agent)
+    await looked(job, has_loader)
+
+    sample = await agent.client.sample(pb.SampleRequest(job=job.name))
+    of_one = await agent.client.stacks(pb.StacksRequest(job=job.name, time_ns=sample.time_ns, ranks=[1]))
+    every = await agent.client.stacks(pb.StacksRequest(job=job.name, time_ns=sample.time_ns))
+
+    assert {process.rank for process in of_one.processes} == {record.rank for record in of_one.records} == {1}
+    assert reduced(every) == sample
+    ranks = samples_of(sample).ranks
+    assert [f"{ranks[rank].trainer}".endswith("(collective)") for rank in (0, 1)] == [True, False]
+    [pending] = ranks[0].record.pending if ranks[0].record else ()
+    assert (pending.operation, ranks[1].record and ranks[1].record.pending) == ("all_reduce", ())
+    await job.stop()
+
+
+async def test_only_the_newest_samples_are_kept_whole(agent: RunningAgent) -> None:
+    job = await prepared(agent, "print()")
+    first = await agent.client.sample(pb.SampleRequest(job=job.name))
+    request = pb.StacksRequest(job=job.name, time_ns=first.time_ns)
+    assert (await agent.client.stacks(request)).time_ns == first.time_ns
+    for _ in range(KEPT):
+        await agent.client.sample(pb.SampleRequest(job=job.name))
+
+    with pytest.raises(AgentError, match="does not keep this sample"):
+        await agent.client.stacks(request)

@@ -22,7 +22,7 @@ from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 from everstep.model.slow import SlowResult
-from tests.activities.agents.recorded_looks import looks
+from tests.activities.agents.recorded_looks import looks, telling_whole, whole_looks
 
 ID = "incident/gpt/0001"
 
@@ -37,8 +37,8 @@ class Job:
     """A connection to a cluster with a job whose agents return a recorded hang."""
 
     def __init__(self, name: str) -> None:
-        topology, _, told = looks(name)
-        self.told = told
+        topology, _, self.told = looks(name)
+        _, _, whole = whole_looks(name)
         sizes = dict(topology.mesh)
         self.spec = JobSpec(
             name="gpt",
@@ -49,7 +49,10 @@ class Job:
             pp=sizes["pp"],
         )
         self.agents = AgentClients()
-        self.made = [FakeAgent(stacks=self._answer(index)) for index in range(topology.machines)]
+        self.made = [
+            FakeAgent(sample=self._answer(index), stacks=telling_whole(*(one[index] for one in whole)))
+            for index in range(topology.machines)
+        ]
         self.machines: list[Machine] = []
 
     def _answer(self, index: int) -> Any:
@@ -108,7 +111,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of a ledger with the stacks of one incident."""
     monkeypatch.setenv("EVERSTEP_HOME", str(tmp_path / "home"))
     url = f"sqlite:///{tmp_path}/ledger.db"
-    _, _, told = looks("loader")
+    _, _, told = whole_looks("loader")
     with Ledger.open(url) as ledger:
         rows = [
             (look, f"m{index}", 1, reply.SerializeToString())
@@ -155,6 +158,16 @@ def test_processes_without_stacks_for_one_reason_share_a_line() -> None:
     [_, line] = stacks_text([pb.StacksReply(machine="m1", processes=denied)]).splitlines()
     assert line.startswith("  rank 0 on m1, pid 0, state S; rank 1 on m1")
     assert line.endswith("and 2 more  py-spy may not read")
+
+
+def test_an_example_says_how_many_ranks_are_alike() -> None:
+    processes = [pb.TracedProcess(rank=rank, pid=rank, state="S", problem="none") for rank in (3, 4, 5)]
+    text = stacks_text([pb.StacksReply(machine="m1", processes=processes, alike={3: 1_199, 4: 2, 5: 1})])
+    assert text.splitlines()[1].split("; ") == [
+        "  rank 3 on m1, pid 3, state S (1198 more ranks alike)",
+        "rank 4 on m1, pid 4, state S (1 more rank alike)",
+        "rank 5 on m1, pid 5, state S  none",
+    ]
 
 
 def test_the_report_of_an_incident_has_the_vote(url: str, capsys: pytest.CaptureFixture[str]) -> None:

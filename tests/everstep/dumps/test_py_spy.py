@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole
-from everstep.dumps.py_spy import StackReader, role_of_process
+from everstep.decisions.blame.hang.stacks import LeafKind, ProcessRole, StackFrame
+from everstep.dumps.py_spy import Stack, StackReader, role_of_process
 from everstep.errors import DumpError
 
 TEXT = b"""Process 20391: python train.py
@@ -113,6 +113,13 @@ def test_backward_on_a_gpu_is_in_a_thread_of_its_own() -> None:
 def test_a_data_loader_is_known_by_its_frames() -> None:
     loader = [thread(1, "MainThread", frame("_worker_loop", "torch/utils/data/_utils/worker.py", 1))]
     assert role_of_process(StackReader().read("a", compact(loader))[0]) is ProcessRole.DATA_LOADER
+
+
+def test_the_digest_of_a_stack_is_the_same_in_each_process_and_differs_for_another_line() -> None:
+    """An agent that is started again compares its stacks with those of the agent before."""
+    stack, other = (Stack((StackFrame("step", "train.py", line),)) for line in (26, 27))
+    assert stack.digest == 0x5922318DE25CCC99
+    assert other.digest != stack.digest
 
 
 def test_several_processes_in_one_text() -> None:

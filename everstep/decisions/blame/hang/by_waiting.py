@@ -11,7 +11,8 @@ same stage all called the same number of operations of each other kind of group,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from everstep.base.text import listed
@@ -49,63 +50,81 @@ def out_of_order(ranks: Sequence[int], samples: JobSamples, topology: Topology) 
     If no rank differs, return the only rank that cannot be compared: no peer has entered the collective in which it
     waits. None: there is no such rank, or more than one.
     """
-    kinds: dict[str, str] = {}
-    is_odd = {rank: _is_odd(rank, ranks, samples, topology, kinds) for rank in ranks}
+    orders, waiting = _CallOrders(samples, topology), set(ranks)
+    peers: dict[int, list[int]] = defaultdict(list)
+    for rank in range(topology.world_size):
+        if rank not in waiting:
+            peers[stage_of(rank, topology)].append(rank)
+    is_odd = {rank: orders.is_odd(rank, peers[stage_of(rank, topology)]) for rank in ranks}
     odd = [rank for rank in ranks if is_odd[rank]] or [rank for rank in ranks if is_odd[rank] is None]
     return odd[0] if len(odd) == 1 else None
 
 
-def _is_odd(
-    rank: int, ranks: Sequence[int], samples: JobSamples, topology: Topology, kinds: dict[str, str]
-) -> bool | None:
-    """Compare the operations of a rank with those of its peers in the same stage.
+class _CallOrders:
+    """Compares the orders in which ranks called their newest operations.
 
-    Returns:
-        Whether most peers called other numbers of operations before an operation that the rank called, too; None if no
-        peer called such an operation.
+    Groups are compared by their kind, so most ranks of a job have one of a few orders, and each of them is read once.
     """
-    mine = _called_before(rank, samples, topology, kinds)
-    if not mine:
-        return None
-    stage, differing, alike = stage_of(rank, topology), 0, 0
-    for peer in range(topology.world_size):
-        if peer in ranks or stage_of(peer, topology) != stage or differing + alike >= MOST_PEERS:
-            continue
-        theirs = _called_before(peer, samples, topology, kinds)
-        if common := mine.keys() & theirs.keys():
+
+    def __init__(self, samples: JobSamples, topology: Topology) -> None:
+        self._samples = samples
+        self._topology = topology
+        self._kinds: dict[str, str] = {}
+        """Group → its kind."""
+        self._numbers: dict[Hashable, int] = {}
+        """Order → its index in ``_before``."""
+        self._before: list[Mapping[tuple[str, int], Mapping[str, int]]] = []
+        """For each order: operation, as kind of group and number → the newest number of each kind before it."""
+        self._same: dict[tuple[int, int], bool | None] = {}
+        """Indices of two orders → whether they are the same; None: they have no operation in common."""
+
+    def is_odd(self, rank: int, peers: Iterable[int]) -> bool | None:
+        """Compare the operations of a rank with those of its peers in the same stage.
+
+        Returns:
+            Whether most peers called other numbers of operations before an operation that the rank called, too; None if
+            no peer called such an operation.
+        """
+        mine, differing, alike = self._order(rank), 0, 0
+        for peer in peers:
+            same = self._are_same(mine, self._order(peer))
+            if same is not None:
+                alike, differing = alike + same, differing + (not same)
+                if differing + alike == MOST_PEERS:
+                    break
+        return differing > alike if differing + alike else None
+
+    def _order(self, rank: int) -> int:
+        record = self._samples.of(rank).record
+        kinds = tuple(map(self._kind, record.called)) if record else ()
+        key = (record.order if record else (), kinds)
+        number = self._numbers.setdefault(key, len(self._before))
+        if number == len(self._before):
+            newest: dict[str, int] = {}
+            before = {}
+            for index, call, is_p2p in record.order if record else ():
+                kind = f"{kinds[index]}{' p2p' * is_p2p}"
+                before[kind, call] = dict(newest)
+                newest[kind] = call
+            self._before.append(before)
+        return number
+
+    def _are_same(self, mine: int, theirs: int) -> bool | None:
+        if (mine, theirs) not in self._same:
+            own, other = self._before[mine], self._before[theirs]
+            common = own.keys() & other.keys()
             same = all(
-                mine[operation].get(kind, number) == number
+                own[operation].get(kind, number) == number
                 for operation in common
-                for kind, number in theirs[operation].items()
+                for kind, number in other[operation].items()
             )
-            alike, differing = alike + same, differing + (not same)
-    return differing > alike if differing + alike else None
+            self._same[mine, theirs] = same if common else None
+        return self._same[mine, theirs]
 
-
-def _called_before(
-    rank: int, samples: JobSamples, topology: Topology, kinds: dict[str, str]
-) -> dict[tuple[str, int], dict[str, int]]:
-    """Return for each of the newest operations of a rank the newest number of each kind that the rank called before."""
-    newest: dict[str, int] = {}
-    before = {}
-    for kind, number in _order(rank, samples, topology, kinds):
-        before[kind, number] = dict(newest)
-        newest[kind] = number
-    return before
-
-
-def _order(rank: int, samples: JobSamples, topology: Topology, kinds: dict[str, str]) -> tuple[tuple[str, int], ...]:
-    """Return the newest operations of a rank as kind of group and number, the newest last.
-
-    ``kinds`` remembers the kind of each group.
-    """
-    record = samples.of(rank).record
-    order = []
-    for group, number, is_p2p in record.order if record else ():
-        if group not in kinds:
-            kinds[group] = _kind(group, samples, topology)
-        order.append((f"{kinds[group]}{' p2p' * is_p2p}", number))
-    return tuple(order)
+    def _kind(self, group: str) -> str:
+        if group not in self._kinds:
+            self._kinds[group] = _kind(group, self._samples, self._topology)
+        return self._kinds[group]
 
 
 def _kind(group: str, samples: JobSamples, topology: Topology) -> str:

@@ -15,12 +15,12 @@ ByteRobust waits for ten minutes in any case (section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from everstep.decisions.blame.hang.rank_samples import JobSamples
+from everstep.decisions.blame.hang.rank_samples import JobSamples, ProcessSample
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
@@ -34,22 +34,6 @@ HELD = ("D", "t")
 for example in a long ``fsync`` of a checkpoint; in state t a debugger has stopped it."""
 SWITCHES = 20.0
 """A rank also works if its threads wait and resume at least this often in a second: it sends, receives or polls."""
-
-
-class UsedUp(NamedTuple):
-    """The resources that one process of a rank has used since it began."""
-
-    rank: int
-    pid: int
-    cpu_s: float
-    waited_s: float
-    """The time in which the process was ready to run and had no CPU."""
-    io_bytes: int
-    """The number of bytes read and written; -1 if not known."""
-    switches: int = 0
-    """The number of times that a thread of the process waited and resumed."""
-    state: str = ""
-    """The state of the process's first thread, one letter; empty if not known."""
 
 
 class RankWork(NamedTuple):
@@ -69,27 +53,33 @@ class RankWork(NamedTuple):
         return self.is_held or self.share >= WORKS or self.io_bytes >= IO_BYTES or self.switches >= SWITCHES
 
 
-def work_of(first: Iterable[UsedUp], last: Iterable[UsedUp], seconds: float) -> Mapping[int, RankWork]:
+def work_of(first: JobSamples, last: JobSamples, seconds: float) -> Mapping[int, RankWork]:
     """Return the activity of each rank between two samples; ranks without a process in both samples are left out.
 
     Args:
-        first: The resources used until the first sample.
-        last: The resources used until the last sample.
+        first: The first sample.
+        last: The last sample.
         seconds: The time between the samples.
     """
-    before = {(used.rank, used.pid): used for used in first}
     work: dict[int, RankWork] = {}
-    for now in last:
-        then = before.get((now.rank, now.pid))
-        if then is None or seconds <= 0:
-            continue
-        share = (now.cpu_s - then.cpu_s + now.waited_s - then.waited_s) / seconds
-        io_bytes = now.io_bytes - then.io_bytes if min(now.io_bytes, then.io_bytes) >= 0 else 0
-        others = work.get(now.rank, RankWork(0.0, 0))
-        switches = others.switches + max(now.switches - then.switches, 0) / seconds
-        is_held = others.is_held or (now.state in HELD and then.state in HELD)
-        work[now.rank] = RankWork(others.share + max(share, 0.0), others.io_bytes + max(io_bytes, 0), switches, is_held)
+    for rank, sample in last.ranks.items() if seconds > 0 else ():
+        before = {process.pid: process for process in first.of(rank).processes}
+        pairs = [(before[now.pid], now) for now in sample.processes if now.pid in before]
+        if pairs:
+            work[rank] = _work(pairs, seconds)
     return work
+
+
+def _work(pairs: Sequence[tuple[ProcessSample, ProcessSample]], seconds: float) -> RankWork:
+    """Return the activity of a rank from its processes, each in the first and in the last sample."""
+    share, io_bytes, switches, is_held = 0.0, 0, 0, False
+    for then, now in pairs:
+        share += max(now.cpu_s - then.cpu_s + now.waited_s - then.waited_s, 0.0)
+        if min(now.io_bytes, then.io_bytes) >= 0:
+            io_bytes += max(now.io_bytes - then.io_bytes, 0)
+        switches += max(now.switches - then.switches, 0)
+        is_held = is_held or (now.state in HELD and then.state in HELD)
+    return RankWork(share / seconds, io_bytes, switches / seconds, is_held)
 
 
 class HangSign(StrEnum):

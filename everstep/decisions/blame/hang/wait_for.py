@@ -8,7 +8,7 @@ rank, it ends in a *sink*: ranks that wait for no rank outside of the sink. Byte
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from everstep.decisions.blame.hang.rank_samples import WORLD, JobSamples, PendingOperation, RankSample
@@ -215,13 +215,17 @@ def sinks(graph: WaitGraph, samples: JobSamples) -> tuple[Sink, ...]:
     stuck = {rank: collective for collective in graph.collectives if collective.is_stuck for rank in collective.entered}
     ends = [[node for node in nodes if node >= 0] for number, nodes in enumerate(components) if number not in waiting]
     ends += [[rank] for rank in _not_awaited(graph, samples) if rank not in component_of]
+    waited: dict[int, list[int]] = defaultdict(list)
+    for node, targets in graph.edges.items():
+        for target in targets:
+            waited[target].append(node)
     found: dict[tuple[int, ...], Sink] = {}
     for ranks in ends:
         first = ranks[0]
         collective = stuck.get(first) if len(ranks) == 1 and not samples.of(first).is_stopped else None
         key = collective.entered if collective else tuple(sorted(ranks))
         if key not in found and not (len(ranks) == 1 and first in graph.blind):
-            found[key] = Sink(key, frozenset(_behind(key, graph)), collective)
+            found[key] = Sink(key, frozenset(_behind(key, waited, graph.blind)), collective)
     return tuple(sorted(found.values(), key=lambda sink: (-len(sink.behind), sink.ranks)))
 
 
@@ -262,19 +266,21 @@ def _is_reported(sample: RankSample) -> bool:
     return sample.record is not None or sample.is_unresponsive
 
 
-def _behind(ranks: Iterable[int], graph: WaitGraph) -> set[int]:
-    """Return the ranks that wait for some ranks, directly or through others, and all that wait for unknown ranks."""
-    waited: dict[int, list[int]] = defaultdict(list)
-    for node, targets in graph.edges.items():
-        for target in targets:
-            waited[target].append(node)
+def _behind(ranks: Iterable[int], waited: Mapping[int, Iterable[int]], blind: Set[int]) -> set[int]:
+    """Return the ranks that wait for some ranks, directly or through others, and all that wait for unknown ranks.
+
+    Args:
+        ranks: The ranks that are waited for.
+        waited: Node of the graph → the nodes that wait for it.
+        blind: The ranks that wait for unknown ranks.
+    """
     seen, todo = set(ranks), list(ranks)
     while todo:
-        for node in waited[todo.pop()]:
+        for node in waited.get(todo.pop(), ()):
             if node not in seen:
                 seen.add(node)
                 todo.append(node)
-    return {node for node in seen | graph.blind if node >= 0} - set(ranks)
+    return {node for node in seen if node >= 0}.union(blind) - set(ranks)
 
 
 def _neighbours(rank: int, toward: str, topology: Topology) -> set[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -51,34 +51,28 @@ class SampleCounts(NamedTuple):
         return self.computes / self.samples
 
 
-class RankAtWork(NamedTuple):
-    """The activity of one rank in one sample."""
-
-    sample: RankSample
-    sleeps: bool = False
-    """The rank's process sleeps (state S)."""
-
-
-def waits(at_work: RankAtWork) -> bool | None:
+def waits(sample: RankSample) -> bool | None:
     """Return whether a rank waits for other ranks; None if the sample does not show it.
 
     The backward pass, for example DDP's, runs in C++ that may compute or wait. If a rank sleeps there, it waits.
     """
-    trainer = at_work.sample.trainer
-    if trainer is None or (trainer.leaf.kind is LeafKind.BELOW and not at_work.sleeps):
+    trainer = sample.trainer
+    if trainer is None or (trainer.leaf.kind is LeafKind.BELOW and not sample.sleeps):
         return None
     return trainer.leaf.kind in WAITS
 
 
-def count_samples(samples: Iterable[Mapping[int, RankAtWork]]) -> dict[int, SampleCounts]:
-    """Count the samples of each rank, and the samples in which the rank does work of its own."""
-    counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for sample in samples:
-        for rank, at_work in sample.items():
-            if (for_others := waits(at_work)) is not None:
-                counts[rank][0] += 1
-                counts[rank][1] += not for_others
-    return {rank: SampleCounts(*of_rank) for rank, of_rank in counts.items()}
+def count_sample(counts: MutableMapping[int, SampleCounts], ranks: Mapping[int, RankSample]) -> None:
+    """Add a sample to the counts of a round.
+
+    Args:
+        counts: The counts of each rank so far.
+        ranks: What the sample shows of each rank.
+    """
+    for rank, sample in ranks.items():
+        if (for_others := waits(sample)) is not None:
+            samples, computes = counts.get(rank, (0, 0))
+            counts[rank] = SampleCounts(samples + 1, computes + (not for_others))
 
 
 def round_of(counts: Mapping[int, SampleCounts], topology: Topology) -> Round:

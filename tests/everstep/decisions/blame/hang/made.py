@@ -57,11 +57,12 @@ def record(last: Mapping[str, int], *pending: tuple[str, int], order: Sequence[s
     """
     counts: dict[str, int] = {}
     newest = []
+    called = tuple(dict.fromkeys(order))
     for group in reversed(order):
-        newest.append((group, last[group] - counts.setdefault(group, 0), False))
+        newest.append((called.index(group), last[group] - counts.setdefault(group, 0), False))
         counts[group] += 1
     inside = tuple(PendingOperation(group, number, "all_reduce") for group, number in pending)
-    return CommunicationRecord(last, inside, tuple(reversed(newest)))
+    return CommunicationRecord(last, inside, tuple(reversed(newest)), called)
 
 
 def of_records(records: Mapping[int, CommunicationRecord], groups: Mapping[str, tuple[int, ...]]) -> JobSamples:

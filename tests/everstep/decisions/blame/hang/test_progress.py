@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
-from everstep.decisions.blame.hang.progress import HangSign, RankWork, UsedUp, check_hang, work_of
-from everstep.decisions.blame.hang.rank_samples import JobSamples
+from everstep.decisions.blame.hang.progress import HangSign, RankWork, check_hang, work_of
+from everstep.decisions.blame.hang.rank_samples import JobSamples, ProcessSample, RankSample
 from everstep.decisions.blame.hang.verdict import HangVerdict
 from everstep.model.hang import HangConclusion, HangMethod
 
@@ -44,12 +46,23 @@ def test_the_sign_of_a_hang(
     assert check_hang(of, evidence, work).sign is expected
 
 
-def test_the_work_of_a_rank_is_that_of_all_its_processes() -> None:
-    first = [UsedUp(0, 10, 5.0, 1.0, 100, 7), UsedUp(0, 11, 1.0, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 0)]
-    last = [UsedUp(0, 10, 5.2, 1.2, 100, 57), UsedUp(0, 11, 1.4, 0.0, -1), UsedUp(1, 12, 3.0, 0.0, 70_000)]
-    late = UsedUp(2, 13, 9.0, 0.0, 0)
+def of_processes(processes: Mapping[int, Sequence[ProcessSample]]) -> JobSamples:
+    return JobSamples({rank: RankSample(processes=tuple(some)) for rank, some in processes.items()})
 
-    found = work_of(first, [*last, late], 2.0)
+
+def test_the_work_of_a_rank_is_that_of_all_its_processes() -> None:
+    first = of_processes(
+        {0: [ProcessSample(10, 5.0, 1.0, 100, 7), ProcessSample(11, 1.0, 0.0, -1)], 1: [ProcessSample(12, 3.0, 0.0, 0)]}
+    )
+    last = of_processes(
+        {
+            0: [ProcessSample(10, 5.2, 1.2, 100, 57), ProcessSample(11, 1.4, 0.0, -1)],
+            1: [ProcessSample(12, 3.0, 0.0, 70_000)],
+            2: [ProcessSample(13, 9.0, 0.0, 0)],
+        }
+    )
+
+    found = work_of(first, last, 2.0)
 
     assert set(found) == {0, 1}, "nothing is known of a process that is only in one sample"
     assert (round(found[0].share, 3), found[0].works) == (0.4, True)
@@ -64,5 +77,5 @@ def test_the_work_of_a_rank_is_that_of_all_its_processes() -> None:
 )
 def test_a_rank_that_the_kernel_or_a_debugger_holds_up_works(before: str, after: str, works: bool) -> None:
     """During an ``fsync`` of several seconds, a process uses no CPU, and neither reads nor writes."""
-    first, last = UsedUp(0, 10, 5.0, 0.0, 100, 7, before), UsedUp(0, 10, 5.0, 0.0, 100, 7, after)
-    assert work_of([first], [last], 2.0)[0].works is works
+    first, last = (of_processes({0: [ProcessSample(10, 5.0, 0.0, 100, 7, state)]}) for state in (before, after))
+    assert work_of(first, last, 2.0)[0].works is works

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from everstep.decisions.blame.hang.rank_samples import RankSample
 from everstep.decisions.blame.hang.stacks import Leaf, LeafKind, ProcessRole, Signature
 from everstep.decisions.blame.slow.by_samples import (
-    RankAtWork,
     SampleCounts,
-    count_samples,
+    count_sample,
     judge_rounds,
     round_of,
     slow_round,
@@ -150,10 +149,10 @@ def evidence(kind: LeafKind) -> RankSample:
 
 def test_a_sample_that_does_not_show_whether_a_rank_waits_does_not_count() -> None:
     kinds = [LeafKind.COLLECTIVE, LeafKind.P2P, LeafKind.OTHER, LeafKind.DATA, LeafKind.BELOW]
-    looks = [{0: RankAtWork(evidence(kind)), 1: RankAtWork(RankSample())} for kind in kinds]
-    assert count_samples(looks) == {0: SampleCounts(4, 2)}
-    asleep = [{0: RankAtWork(evidence(kind), sleeps=True)} for kind in kinds]
-    assert count_samples(asleep) == {0: SampleCounts(5, 2)}, "a rank that sleeps in C++ counts as waiting"
+    counts: dict[int, SampleCounts] = {}
+    for kind in kinds:
+        count_sample(counts, {0: evidence(kind), 1: RankSample(), 2: replace(evidence(kind), sleeps=True)})
+    assert counts == {0: SampleCounts(4, 2), 2: SampleCounts(5, 2)}, "a rank that sleeps in C++ counts as waiting"
 
 
 @settings(max_examples=60)
