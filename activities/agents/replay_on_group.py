@@ -33,7 +33,7 @@ from everstep.base.backoff import Backoff
 from everstep.base.text import listed
 from everstep.decisions.blame.first_failure import first_failure, headline_of
 from everstep.decisions.blame.replay.kept_runs import LETTERS, WHY, bounded, digest
-from everstep.errors import AgentError, EverstepError
+from everstep.errors import AgentError, AgentUnreachable, EverstepError
 from everstep.model.evidence import RankExit
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
@@ -146,7 +146,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         )
         return bounded(run.model_copy(update={"shape": shape_of(run, len(reports))}))
 
-    async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], list[str]]:
+    async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], dict[str, AgentUnreachable]]:
         from activities.agents.call_all import on_all
         from agent.v1 import agent_pb2 as pb
 
