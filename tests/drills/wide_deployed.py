@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from drills.clusters.network import missing
-from tests.drills.deployed import Deployed, Losses, over, read
+from tests.drills.deployed import GUIDES, MACHINES, Deployed, Losses, blocks, over, read
 from tests.postgres import Postgres
 
 pytestmark = [
@@ -70,6 +72,48 @@ def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, un
         assert deployed.status("long-link-down")["silent"] == ["gpu-2"]
         time.sleep(5.0)
     went_on(deployed, "long-link-down", 1)
+    assert read(path) == undisturbed
+
+
+def test_a_rank_dies_at_each_moment_of_a_change_of_tokens_and_certificates(
+    deployed: Deployed, undisturbed: Losses
+) -> None:
+    """The steps are those of the guide. No process but the ranks is restarted, and no machine is lost."""
+    [token] = blocks("New tokens and certificates", (GUIDES / "security.md").read_text())
+    path, step = deployed.start_job("rotation", 0.2), 2
+
+    def next_failure() -> None:
+        nonlocal step
+        deployed.trained(path, step)
+        kill_a_rank(deployed, "rotation")
+        deployed.trained(path, step + 3)
+        step += 4
+
+    next_failure()
+    new = secrets.token_hex(32)
+    deployed.rotate(f"echo {new} > new")
+    for line in token.splitlines():
+        deployed.rotate(line)
+        next_failure()
+    for machine in MACHINES:
+        deployed.certify_again(machine)
+    next_failure()
+    went_on(deployed, "rotation", 5)
+    assert read(path) == undisturbed
+
+
+def test_a_machine_with_another_token_is_waited_for(deployed: Deployed, undisturbed: Losses) -> None:
+    path = deployed.start_job("forgotten", 0.2)
+    deployed.trained(path, 5)
+    folder = deployed.folder / "etc-gpu-2"
+    before = (folder / "token").read_text()
+    (folder / "token").write_text(f"{secrets.token_hex(32)}\n")
+    deployed.until("forgotten", lambda found: found["silent"] == ["gpu-2"])
+    kill_a_rank(deployed, "forgotten")
+    found = deployed.until("forgotten", lambda found: found["status"] != "running")
+    assert "no valid token" in json.dumps(found)
+    (folder / "token").write_text(before)
+    went_on(deployed, "forgotten", 1)
     assert read(path) == undisturbed
 
 
