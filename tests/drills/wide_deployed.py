@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a deployment cannot be tried here: {missing()}"),
 ]
 PASSWORD = "hunter2"
+SLOWLY_S = 1.5
+"""The length of a step in drills that ask for the job's status while it runs, seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_a_rank_dies_at_each_moment_of_a_change_of_tokens_and_certificates(
 ) -> None:
     """The steps are those of the guide. No process but the ranks is restarted, and no machine is lost."""
     [token] = blocks("New tokens and certificates", (GUIDES / "security.md").read_text())
-    path, step = deployed.start_job("rotation", 0.2), 2
+    path, step = deployed.start_job("rotation", SLOWLY_S), 2
 
     def next_failure() -> None:
         nonlocal step
@@ -103,7 +105,7 @@ def test_a_rank_dies_at_each_moment_of_a_change_of_tokens_and_certificates(
 
 
 def test_a_machine_with_another_token_is_waited_for(deployed: Deployed, undisturbed: Losses) -> None:
-    path = deployed.start_job("forgotten", 0.2)
+    path = deployed.start_job("forgotten", SLOWLY_S)
     deployed.trained(path, 5)
     folder = deployed.folder / "etc-gpu-2"
     before = (folder / "token").read_text()

@@ -244,6 +244,16 @@ async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machin
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
 
 
+async def test_a_job_that_is_short_of_machines_is_ended_by_a_stop(jobs: Any) -> None:
+    jobs.cluster.evidence = gone("m1")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    assert (await handle.result()).outcome == "stopped"
+    [incident] = (await handle.query(JobWorkflow.current_state)).incidents
+    assert incident.resolution == "abandoned"
+
+
 async def test_a_machine_that_comes_before_the_job_is_parked_takes_the_place_at_once(jobs: Any) -> None:
     jobs.cluster.evidence, jobs.cluster.silent_s = gone("m1"), 0.0
     handle = await failed(jobs)
