@@ -84,17 +84,21 @@ class AgentClient:
         self._metadata = self._keys.metadata()
 
     async def _error_of(self, error: grpc.aio.AioRpcError) -> Exception:
-        """Return the error of everstep for a failed call. After a refusal, the next call presents what the files have
+        """Return the error of everstep for a failed call; after a refusal, the next call presents what the files have
         now."""
         translated = translate(self.address, error, tls=self.tls)
         if isinstance(translated, AgentRefuses):
-            await self._presented.reload()
-            before = self._keys
-            self._present()
-            # Calls that are under way continue if the channel stays.
-            if replace(before, token=self._keys.token) != self._keys:
-                self._open()
+            await self._renewed()
         return translated
+
+    async def _renewed(self) -> bool:
+        """Read the files again; returns whether this client presents something else from now on."""
+        await self._presented.reload()
+        before = self._keys
+        self._present()
+        if replace(before, token=self._keys.token) != self._keys:
+            self._open()
+        return before != self._keys
 
     async def describe(self, *, timeout_s: float | None = 5.0) -> pb.DescribeReply:
         """Describe the machine and the jobs on it."""
@@ -244,16 +248,25 @@ class AgentClient:
     async def _call(
         self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_s: float | None
     ) -> Reply:
+        channel = self.channel  # it stays open until this call ends, also if later calls use another one
         try:
             await self._connect()
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                return await method(request, timeout=timeout_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED or not await self._renewed():
+                    raise
+                return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise await self._error_of(error) from error
+        finally:
+            del channel
 
     async def _stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Reply], request: Request
     ) -> AsyncIterator[Reply]:
         await self._connect()
+        channel = self.channel
         call = method(request, metadata=self._metadata)
         try:
             async for reply in call:
@@ -262,6 +275,7 @@ class AgentClient:
             raise await self._error_of(error) from error
         finally:
             call.cancel()
+            del channel
 
     async def _connect(self) -> None:
         """If many clients connect, wait for this client's turn. The call that follows shows whether it is connected."""

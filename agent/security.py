@@ -6,7 +6,7 @@ Options and variables name the files of tokens and keys, and never contain the t
 
 All files may be replaced while their process runs. An agent reads its files again and again, and a caller reads its
 files again once an agent refuses them. A file of tokens may have several lines: an agent accepts the token of each
-line, and a caller presents the token of the first line. So one token can replace another one without a refused call.
+line, and a caller presents the token of the first line. So one token can replace another one without a failed call.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         except ApplicationError as error:
             run = self._unable(str(error))
         finally:
-            if not _superseded():
+            if not _another_attempt_follows():
                 await asyncio.shield(self._release(tools, say))
         return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
@@ -360,11 +360,11 @@ def _crash(exits: list[RankExit]) -> str:
     return headline_of(first) if first else ""
 
 
-def _superseded() -> bool:
-    """Return whether the server gave up this attempt, e.g. after missing heartbeats. A second attempt may already
-    follow the same ranks."""
+def _another_attempt_follows() -> bool:
+    """Return whether another attempt continues with the same ranks: this worker is drained, or the server gave up this
+    attempt, e.g. after missing heartbeats."""
     details = activity.cancellation_details()
-    return details is not None and (details.not_found or details.timed_out)
+    return details is not None and not details.cancel_requested
 
 
 def _named(ranks: Iterable[int]) -> str:

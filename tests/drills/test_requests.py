@@ -25,7 +25,16 @@ CONTRACT = [
     *("kill-rank", "stop-rank", "exit-rank", "raise", "spin", "deadlock", "skip-collective", "hang-dataloader"),
     "wrong-order",
     *("nan", "bitflip", "slow-machine", "uneven-work", "kill-machine", "kill-group", "kill-agent", "kill-forkserver"),
-    *("kill-worker", "kill-temporal", "kill-during-save", "xid", "gpu-lost", "machine-fault", "gpu-hot"),
+    *(
+        "kill-worker",
+        "drain-worker",
+        "kill-temporal",
+        "kill-during-save",
+        "xid",
+        "gpu-lost",
+        "machine-fault",
+        "gpu-hot",
+    ),
     *(
         "nic-down",
         "nic-flap",
