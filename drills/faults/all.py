@@ -55,6 +55,7 @@ FAULTS: tuple[type[Fault], ...] = (
     away.CutOff,
     away.KillPostgres,
     away.KillWorkers,
+    away.FreezeWorkers,
     away.CutLink,
     slow.SlowLink,
     updates.BadVersion,

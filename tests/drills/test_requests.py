@@ -46,6 +46,7 @@ CONTRACT = [
         "cut-off",
         "kill-postgres",
         "kill-workers",
+        "freeze-workers",
     ),
     *("cut-link", "slow-link", "bad-version", "update"),
     *("flip-bit", "truncate-file", "shm-full", "hang-peer", "hang-agents", "kill-peer"),

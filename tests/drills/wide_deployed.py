@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a deployment cannot be tried here: {missing()}"),
 ]
 PASSWORD = "hunter2"
-SLOWLY_S = 0.5
+SLOWLY_S = 1.5
 """The length of a step in drills that ask for the job's status while it runs, seconds."""
 
 
@@ -78,6 +78,7 @@ def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, un
     assert read(path) == undisturbed
 
 
+@pytest.mark.timeout(1200)
 def test_a_rank_dies_at_each_moment_of_a_change_of_tokens_and_certificates(
     deployed: Deployed, undisturbed: Losses
 ) -> None:
