@@ -1,6 +1,6 @@
 """This module has the client of an agent, with a method for each rpc; it converts gRPC's errors to errors of everstep.
 
-If the caller passes no ``security``, environment variables name the files: ``EVERSTEP_AGENT_CA_FILE`` (if it is set,
+By default, environment variables name the files: ``EVERSTEP_AGENT_CA_FILE`` (if it is set,
 TLS is used), ``EVERSTEP_AGENT_TOKEN_FILE``, and, for a client certificate, ``EVERSTEP_AGENT_CERT_FILE`` and
 ``EVERSTEP_AGENT_KEY_FILE``.
 """
@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity
+from agent.security import CA_FILE, CERT_FILE, KEY_FILE, ClientSecurity, Presented
 from agent.statuses import error_of
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.base.addresses import is_loopback, parse_address
-from everstep.errors import AgentError, AgentUnreachable, CodeMissing, UnknownJob
+from everstep.errors import AgentError, AgentRefuses, AgentUnreachable, CodeMissing, UnknownJob
 
 OPTIONS: list[tuple[str, Any]] = [
     # A restarted agent is reached again within 0.5 s; gRPC's default waits up to two minutes.
@@ -44,6 +45,8 @@ CONNECTING = 64
 TURN_S = 0.2
 """If a client needs longer than this to connect, seconds, the next client may connect too: the machine may be gone."""
 
+VERIFY_FAILED = "CERTIFICATE_VERIFY_FAILED"
+"""Part of gRPC's message if the agent's certificate is not accepted."""
 UNDER_WAY = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING}
 
 Request = TypeVar("Request")
@@ -55,24 +58,47 @@ class AgentClient:
 
     Args:
         address: ``host:port`` of the agent.
-        security: CA, token and certificate; by default from the environment.
+        presented: CA, token and certificate; by default from the environment.
         gate: Limits how many clients connect at the same time; by default there is no limit.
     """
 
-    def __init__(
-        self, address: str, security: ClientSecurity | None = None, gate: asyncio.Semaphore | None = None
-    ) -> None:
+    def __init__(self, address: str, presented: Presented | None = None, gate: asyncio.Semaphore | None = None) -> None:
         self.address = address
         self._gate = gate
-        security = security or ClientSecurity.from_environment()
-        credentials = security.credentials()
+        self._presented = presented or Presented(ClientSecurity.from_environment())
+        self._present()
+        self._open()
+
+    def _open(self) -> None:
+        """Make a channel with the present certificates."""
+        credentials = self._keys.credentials()
         self.tls = credentials is not None
         if credentials:
-            self.channel = grpc.aio.secure_channel(address, credentials, options=OPTIONS)
+            self.channel = grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
         else:
-            self.channel = grpc.aio.insecure_channel(address, options=OPTIONS)
-        self._metadata = security.metadata()
+            self.channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
         self._stub = agent_pb2_grpc.AgentStub(self.channel)
+
+    def _present(self) -> None:
+        self._keys = self._presented.keys
+        self._metadata = self._keys.metadata()
+
+    async def _error_of(self, error: grpc.aio.AioRpcError) -> Exception:
+        """Return the error of everstep for a failed call; after a refusal, the next call presents what the files have
+        now."""
+        translated = translate(self.address, error, tls=self.tls)
+        if isinstance(translated, AgentRefuses):
+            await self._renewed()
+        return translated
+
+    async def _renewed(self) -> bool:
+        """Read the files again; returns whether this client presents something else from now on."""
+        await self._presented.reload()
+        before = self._keys
+        self._present()
+        if replace(before, token=self._keys.token) != self._keys:
+            self._open()
+        return before != self._keys
 
     async def describe(self, *, timeout_s: float | None = 5.0) -> pb.DescribeReply:
         """Describe the machine and the jobs on it."""
@@ -111,7 +137,7 @@ class AgentClient:
             await self._connect()
             return await self._stub.PutCode(chunks(), timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise translate(self.address, error, tls=self.tls) from error
+            raise await self._error_of(error) from error
 
     async def try_code(self, request: pb.TryCodeRequest, *, timeout_s: float | None = None) -> pb.TryCodeReply:
         """Run a script until it joins the job. This trial is independent of the ranks of the job."""
@@ -226,24 +252,34 @@ class AgentClient:
     async def _call(
         self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_s: float | None
     ) -> Reply:
+        channel = self.channel  # it stays open until this call ends, also if later calls use another one
         try:
             await self._connect()
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                return await method(request, timeout=timeout_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED or not await self._renewed():
+                    raise
+                return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise translate(self.address, error, tls=self.tls) from error
+            raise await self._error_of(error) from error
+        finally:
+            del channel
 
     async def _stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Reply], request: Request
     ) -> AsyncIterator[Reply]:
         await self._connect()
+        channel = self.channel
         call = method(request, metadata=self._metadata)
         try:
             async for reply in call:
                 yield reply
         except grpc.aio.AioRpcError as error:
-            raise translate(self.address, error, tls=self.tls) from error
+            raise await self._error_of(error) from error
         finally:
             call.cancel()
+            del channel
 
     async def _connect(self) -> None:
         """If many clients connect, wait for this client's turn. The call that follows shows whether it is connected."""
@@ -263,6 +299,12 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
     """Return the error of everstep for a gRPC status; ``agent/statuses.py`` has the table of both."""
     details = error.details() or error.code().name
     kind = error_of(error.code())
+    if kind is AgentRefuses or VERIFY_FAILED in details:
+        other = " It is of another release." if error.code() is grpc.StatusCode.UNIMPLEMENTED else ""
+        return AgentRefuses(
+            f"the agent at {address} and this process do not accept each other: {details}"
+            f"{other}{_tls_hint(address, details, tls=tls)}"
+        )
     if kind is AgentUnreachable:
         return AgentUnreachable(
             f"the agent at {address} did not answer: {details}{_tls_hint(address, details, tls=tls)}"
@@ -274,7 +316,7 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
 
 def _tls_hint(address: str, details: str, *, tls: bool) -> str:
     """Return the likely mistake with certificates, if gRPC's own message does not name it."""
-    if "CERTIFICATE_VERIFY_FAILED" in details:
+    if VERIFY_FAILED in details:
         return f". Its certificate is not signed by the authority in {CA_FILE}, has expired, or names another host"
     if tls and ("Socket closed" in details or "handshake" in details.lower()):
         return f". If agents require client certificates, name one in {CERT_FILE} and {KEY_FILE}"
@@ -287,14 +329,16 @@ class AgentClients:
     """The clients of all agents by address; each client is made once."""
 
     def __init__(self, security: ClientSecurity | None = None) -> None:
-        self._security = security
+        self._security = security or ClientSecurity.from_environment()
+        self._presented: Presented | None = None
         self._clients: dict[str, AgentClient] = {}
         self._gate = asyncio.Semaphore(CONNECTING)
 
     def get(self, address: str) -> AgentClient:
         """Return the client of an address."""
         if address not in self._clients:
-            self._clients[address] = AgentClient(address, self._security, self._gate)
+            self._presented = self._presented or Presented(self._security)
+            self._clients[address] = AgentClient(address, self._presented, self._gate)
         return self._clients[address]
 
     async def close(self) -> None:

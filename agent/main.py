@@ -33,7 +33,7 @@ from agent.monitor.monitor import Monitor
 from agent.monitor.settings import MonitorSettings
 from agent.reporting import rank_logs
 from agent.reporting.observations import ObservationLog
-from agent.security import ClientSecurity, ServerSecurity
+from agent.security import RELOAD_S, ClientSecurity, Requirements, ServerSecurity
 from agent.server.endpoint import add_health, listening
 from agent.server.idempotency import RequestMemory
 from agent.server.job_registry import JobRegistry
@@ -128,7 +128,8 @@ async def serve(options: AgentOptions) -> None:
         from agent.exposition import parsed_address
 
         parsed_address(options.metrics)
-    credentials, interceptors = options.security.credentials(), options.security.interceptors()
+    requirements = Requirements(options.security)
+    credentials = requirements.credentials()
     if credentials and options.peers.ca_file is None:
         logger.warning("agents cannot reach each other for backups and restores: give --ca-file")
     structlog.contextvars.bind_contextvars(machine=options.machine)
@@ -138,11 +139,11 @@ async def serve(options: AgentOptions) -> None:
     if (options.state_dir / CODE).exists():
         private.check_tree(private.make_folder(options.state_dir / CODE), by_programs=True)
     with _only_agent(options.state_dir):
-        server, address = listening(options.listen, credentials, interceptors)
-        await _run(options, server, address)
+        server, address = listening(options.listen, credentials, requirements.interceptors())
+        await _run(options, server, address, requirements)
 
 
-async def _run(options: AgentOptions, server: grpc.aio.Server, address: Address) -> None:
+async def _run(options: AgentOptions, server: grpc.aio.Server, address: Address, requirements: Requirements) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -196,6 +197,7 @@ async def _run(options: AgentOptions, server: grpc.aio.Server, address: Address)
     host.spawn(host.code.recover())
     host.spawn(host.fork_servers.keep_warm())
     host.spawn(monitor.run())
+    host.spawn(_reload(requirements, reads))
     host.spawn(_drain(jobs))
     host.spawn(_rotate(jobs, options))
     await ended.wait()
@@ -226,6 +228,7 @@ def _monitor(options: AgentOptions, jobs: JobRegistry, live: Path) -> Monitor:
         kernel_log_tag=shared.tag_of(cluster, options.machine, options.state_dir) if cluster else "",
         fake_gpus=options.state_dir / FAKE_GPUS if cluster else None,
         shared_folders=(options.state_dir.parent, options.shm_dir.parent) if cluster else (),
+        certificates=tuple(filter(None, (options.security.tls_cert, options.peers.ca_file, options.peers.cert_file))),
         disk_problem=lambda: host.disk.problem,
         ranks=jobs.ranks_seen,
         variables=jobs.variables_seen,
@@ -251,6 +254,14 @@ async def _metrics(options: AgentOptions, jobs: JobRegistry, monitor: Monitor) -
 
 def _lines(live: Path, options: AgentOptions, name: str, disk: StateDisk) -> LiveLines:
     return LiveLines(live / name, options.state_dir / name, disk)
+
+
+async def _reload(requirements: Requirements, reads: Reads) -> None:
+    """Read the files of tokens and certificates again and again. The disk with them may hang."""
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        with contextlib.suppress(AgentError):
+            await reads.do(requirements.reload)
 
 
 async def _drain(jobs: JobRegistry) -> None:

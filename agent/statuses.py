@@ -6,6 +6,7 @@ import grpc
 
 from everstep.errors import (
     AgentError,
+    AgentRefuses,
     AgentUnreachable,
     CodeMissing,
     ConfigError,
@@ -28,6 +29,9 @@ STATUSES: dict[type[Exception], grpc.StatusCode] = {
 NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 """The statuses that gRPC itself sets if there was no answer in time."""
 
+REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+"""The statuses of an agent that does not accept the token, or does not know the call."""
+
 
 def status_of(error: Exception) -> grpc.StatusCode:
     """Return the status for an error."""
@@ -38,5 +42,7 @@ def error_of(status: grpc.StatusCode) -> type[Exception]:
     """Return the control plane's error for a status; the OSError of an agent becomes an ``AgentError``."""
     if status in NO_ANSWER:
         return AgentUnreachable
+    if status in REFUSED:
+        return AgentRefuses
     error = next((kind for kind, code in STATUSES.items() if code is status), AgentError)
     return AgentError if error is OSError else error

@@ -18,7 +18,7 @@ from typing import Self
 
 from activities.agents.convert import checkpoint_options, rank_launches, shared_environment
 from agent.client import AgentClient
-from agent.security import ClientSecurity
+from agent.security import ClientSecurity, Presented
 from agent.v1 import agent_pb2 as pb
 from everstep.errors import AgentUnreachable, ClusterError
 from everstep.model.job import JobSpec
@@ -62,7 +62,7 @@ class Agents:
         with (self.folder / f"{machine}.log").open("wb") as log:
             started = subprocess.Popen([*command, *folders], stdout=log, stderr=log)  # noqa: ASYNC220
         self._processes.append(started)
-        client = AgentClient(address, ClientSecurity(token_file=self._token))
+        client = AgentClient(address, Presented(ClientSecurity(token_file=self._token)))
         self._clients.append(client)
         deadline = time.monotonic() + START_S
         while True:

@@ -27,6 +27,7 @@ Status = Literal["ok", "missing", "optional", "unknown"]
 STATUSES: dict[Health, Status] = {Health.HEALTHY: "ok", Health.FAULTY: "missing", Health.UNKNOWN: "unknown"}
 """Verdict of an agent about its machine → status."""
 
+SERVER_SETTINGS = "its dynamic configuration cannot be read by clients: docs/guides/deploy.md names what it should have"
 NAMED = 5
 """Number of machines that a line names."""
 DISK_WANTED = 1 << 30
@@ -94,7 +95,8 @@ def _temporal() -> Examined:
     remedy = "make temporal (downloads or builds it), or set TEMPORAL_ADDRESS to your own server"
     try:
         if choice := temporal_server.configured():
-            return Examined(name="temporal", status="ok", found=f"configured: {choice.address} ({choice.namespace})")
+            found = f"configured: {choice.address} ({choice.namespace}); {SERVER_SETTINGS}"
+            return Examined(name="temporal", status="ok", found=found)
     except ClusterError as error:
         return Examined(name="temporal", status="missing", found=str(error), remedy="correct the configuration")
     if installed := temporal_binary.installed(notes.append):

@@ -36,7 +36,9 @@ from controlplane.own_cluster import own_cluster
 from controlplane.search_attributes import register
 from controlplane.settings_files import notice_settings
 from everstep import __version__
-from everstep.errors import ClusterError
+from everstep.base.backoff import Backoff
+from everstep.base.log_once import LoggedErrors
+from everstep.errors import ClusterError, LedgerError
 from everstep.rank import environment
 from workflows.registry import WORKFLOWS, sandbox
 from workflows.start_activity import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
@@ -45,6 +47,8 @@ log = structlog.get_logger("worker")
 
 DEFAULT_ADDRESS = "localhost:7233"
 CONNECT_RETRY_S = 0.5
+LEDGER_RETRY_S = (0.5, 30.0)
+"""The first and the longest wait before the ledger is opened again, seconds."""
 BUILD = f"everstep-{__version__}"
 """Build id of the worker's code for Temporal. Without it the SDK hashes every loaded module, which takes 0.16 s of CPU
 at each start."""
@@ -116,6 +120,21 @@ async def connect_patiently(
     return None
 
 
+async def open_patiently(ledger: Ledger) -> None:
+    """Open the ledger, and try again until that succeeds. Meanwhile jobs start and recover without it."""
+    wait, troubles = Backoff(*LEDGER_RETRY_S), LoggedErrors()
+    while True:
+        try:
+            await ledger.call(Ledger.ready)
+        except LedgerError as error:
+            if troubles.is_new("ledger", error):
+                log.warning("waiting for the ledger; jobs start and recover without it", error=str(error))
+            await asyncio.sleep(wait.next_s())
+        else:
+            log.info("the ledger is open", ledger=str(ledger.url))
+            return
+
+
 async def run_worker(
     *,
     ledger_url: str,
@@ -139,6 +158,7 @@ async def run_worker(
 
     Raises:
         ConfigError: metrics cannot be served on an address, or the file of receivers is wrong.
+        LedgerError: the URL of the ledger is wrong.
     """
     runtime = None
     if metrics or temporal_metrics:
@@ -158,7 +178,7 @@ async def run_worker(
     if client is None:
         return
     await register(client)
-    ledger = await asyncio.to_thread(Ledger.open, ledger_url)
+    ledger = Ledger(ledger_url)
     agents = AgentClients()
     events = EventWriter(ledger)
     cluster = own_cluster()
@@ -175,7 +195,7 @@ async def run_worker(
 
         await served.enter_async_context(metrics_server(metrics, watcher, events, times, task_queue))
     async with served, worker, asyncio.TaskGroup() as group:
-        loops = [watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
+        loops = [open_patiently(ledger), watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
         loops += [keep_pool(client, task_queue), times.run()]
         if receivers.receiver:
             ui_url = os.environ.get(environment.UI_URL, "")

@@ -45,6 +45,11 @@ class AgentUnreachable(AgentError):
     """A node agent did not answer."""
 
 
+class AgentRefuses(AgentUnreachable):
+    """A node agent is there, but it and this process do not accept each other: a token or a certificate of one of them
+    is wrong, or one of them is of another release. That is no fault of the machine."""
+
+
 class UnknownJob(AgentError):
     """The job was not prepared on this machine, or the requested object does not exist there."""
 

@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.agents.release_machines import ReleaseMachines
@@ -315,7 +315,9 @@ class JobWorkflow:
             # The numbers continue from earlier runs of the same name, so an agent never gets a generation twice.
             state.generation, state.incident_count = used.generations, used.incidents
             state.incidents_before = used.incidents
-        except ActivityError:
+        except ActivityError as error:
+            if is_cancelled_exception(error):  # the job is stopped, and must not continue to start
+                raise
             workflow.logger.warning("the ledger did not answer; the job starts without it")
         first = FirstLaunch(state)
         await first.check()

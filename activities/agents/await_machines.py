@@ -37,4 +37,4 @@ class AwaitMachines(Activity[list[str]]):
             return str((await client.describe()).machine)
 
         _, silent = await on_all(tools.agents, self.machines, describe, say=say, patience_s=self.patience_s)
-        return silent
+        return list(silent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from temporalio import activity
@@ -16,7 +16,7 @@ from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.text import listed
-from everstep.errors import AgentUnreachable, EverstepError, StillDying, UnknownJob
+from everstep.errors import AgentRefuses, AgentUnreachable, EverstepError, StillDying, UnknownJob
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
 
@@ -40,8 +40,9 @@ async def on_all(
     say: Say,
     dying: dict[str, str] | None = None,
     dying_s: float = 0.0,
-) -> tuple[dict[str, T], list[str]]:
-    """Call the agents of all machines at once; returns the answers and the machines that stayed silent.
+) -> tuple[dict[str, T], dict[str, AgentUnreachable]]:
+    """Call the agents of all machines at once; returns the answers, and the machines that stayed silent with the last
+    error of each.
 
     Args:
         agents: Clients by address.
@@ -58,10 +59,11 @@ async def on_all(
     """
     began = asyncio.get_running_loop().time()
     deadline = began + patience_s
-    waiting: dict[str, None] = {}
+    waiting: dict[str, AgentUnreachable] = {}
 
     def waited_for() -> str:
-        return f"waiting for {listed(waiting)}, whose agent does not answer"
+        refusing = [str(error) for error in waiting.values() if isinstance(error, AgentRefuses)]
+        return f"waiting for {listed(waiting)}: {refusing[0] if refusing else 'no answer of its agent'}"
 
     async def persist(machine: Machine) -> T | None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
@@ -71,11 +73,11 @@ async def on_all(
             except AgentUnreachable as error:
                 if dying is not None:  # it is not known any more whether its ranks exist
                     dying.pop(machine.name, None)
+                waiting[machine.name] = error
                 left_s = deadline - asyncio.get_running_loop().time()
                 if left_s <= 0:
                     activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
                     return None
-                waiting[machine.name] = None
                 say(waited_for())
                 await asyncio.sleep(min(backoff.next_s(), left_s))
             except EverstepError as error:
@@ -102,7 +104,7 @@ async def on_all(
     by_name = {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
     return (
         {name: answer for name, answer in by_name.items() if answer is not None},
-        [name for name, answer in by_name.items() if answer is None and name not in (dying or {})],
+        {name: waiting[name] for name, answer in by_name.items() if answer is None and name not in (dying or {})},
     )
 
 
@@ -177,15 +179,19 @@ async def prepared(client: AgentClient, spec: JobSpec, run: str, call: Callable[
         return await call()
 
 
-def refuse_silent(silent: list[str], machines: Sequence[Machine], *, for_good: bool = False) -> None:
+def refuse_silent(
+    silent: Mapping[str, AgentUnreachable], machines: Sequence[Machine], *, for_good: bool = False
+) -> None:
     """Raise an error if machines stayed silent. Temporal then retries the activity, except with ``for_good``.
 
     Raises:
         ApplicationError: the message names the silent machines and counts those that answered.
     """
     if silent:
+        refusing = [f": {error}" for error in silent.values() if isinstance(error, AgentRefuses)]
         raise ApplicationError(
-            f"{len(machines) - len(silent)} of {len(machines)} agents answered; {listed(silent)} did not",
+            f"{len(machines) - len(silent)} of {len(machines)} agents answered; {listed(silent)} did not"
+            f"{refusing[0] if refusing else ''}",
             type="AgentUnreachable",
             non_retryable=for_good,
         )

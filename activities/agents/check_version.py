@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -120,7 +121,7 @@ def try_request(spec: JobSpec, machine: int, timeout_s: float) -> pb.TryCodeRequ
 
 
 def judged(
-    tried: dict[str, pb.TryCodeReply], silent: list[str], untried: dict[str, str], timeout_s: float
+    tried: dict[str, pb.TryCodeReply], silent: Collection[str], untried: dict[str, str], timeout_s: float
 ) -> VersionChecked:
     """Return the result of all trials. The version is refused if it fails on one machine. It is also refused if no
     machine that answers can try it, e.g. because no fork server starts. All other problems are only reported.

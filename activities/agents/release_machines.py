@@ -63,6 +63,6 @@ class ReleaseMachines(Activity[int]):
             dying_s=self._dying_s,
         )
         if silent or dying:
-            left = {"machines": silent, "dying": dying}
+            left = {"machines": list(silent), "dying": dying}
             activity.logger.warning("at the release, machines were silent, or killed ranks had not ended", extra=left)
         return sum(done.values())

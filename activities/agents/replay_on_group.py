@@ -33,7 +33,7 @@ from everstep.base.backoff import Backoff
 from everstep.base.text import listed
 from everstep.decisions.blame.first_failure import first_failure, headline_of
 from everstep.decisions.blame.replay.kept_runs import LETTERS, WHY, bounded, digest
-from everstep.errors import AgentError, EverstepError
+from everstep.errors import AgentError, AgentUnreachable, EverstepError
 from everstep.model.evidence import RankExit
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
@@ -101,7 +101,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         except ApplicationError as error:
             run = self._unable(str(error))
         finally:
-            if not _superseded():
+            if not _another_attempt_follows():
                 await asyncio.shield(self._release(tools, say))
         return run.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
@@ -146,7 +146,7 @@ class ReplayOnGroup(Activity[GroupRun]):
         )
         return bounded(run.model_copy(update={"shape": shape_of(run, len(reports))}))
 
-    async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], list[str]]:
+    async def _stop(self, tools: Tools) -> tuple[dict[str, pb.StopReply], dict[str, AgentUnreachable]]:
         from activities.agents.call_all import on_all
         from agent.v1 import agent_pb2 as pb
 
@@ -360,11 +360,11 @@ def _crash(exits: list[RankExit]) -> str:
     return headline_of(first) if first else ""
 
 
-def _superseded() -> bool:
-    """Return whether the server gave up this attempt, e.g. after missing heartbeats. A second attempt may already
-    follow the same ranks."""
+def _another_attempt_follows() -> bool:
+    """Return whether another attempt continues with the same ranks: this worker is drained, or the server gave up this
+    attempt, e.g. after missing heartbeats."""
     details = activity.cancellation_details()
-    return details is not None and (details.not_found or details.timed_out)
+    return details is not None and not details.cancel_requested
 
 
 def _named(ranks: Iterable[int]) -> str:

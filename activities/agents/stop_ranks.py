@@ -12,7 +12,7 @@ from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, now_ns, request_id
 from activities.turns import gathered
 from everstep.decisions.clocks import shift_ns
-from everstep.errors import EverstepError
+from everstep.errors import AgentRefuses, EverstepError
 from everstep.model.evidence import Evidence
 from everstep.model.finding import MachineFinding
 from everstep.model.job import PlacedJob
@@ -88,6 +88,8 @@ class StopRanks(Activity[Evidence]):
         homes = spec.assignment([machine.name for machine in machines]).homes()
         # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
         evidence = await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
+        refusing = {name: str(error) for name, error in silent.items() if isinstance(error, AgentRefuses)}
+        evidence = evidence.model_copy(update={"refusing": refusing})
         if len(silent) == len(machines):
             evidence = evidence.model_copy(
                 update={"cut_off": not await another_answers(tools.agents, tools.cluster, machines)}

@@ -8,10 +8,13 @@ unreachable, a later write inserts the row.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select, update
@@ -71,50 +74,110 @@ T = TypeVar("T")
 _CHUNK = 500  # rows per statement: SQLite takes 32,766 parameters
 
 
+def _make(file: Path) -> None:
+    """Make an empty file for SQLite.
+
+    Raises:
+        LedgerError: the file cannot be made.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # two workers may notice a lost file at the same time
+            if not file.exists():
+                # SQLite would write what a lost ledger left in these files into the new one.
+                for suffix in ("-wal", "-shm"):
+                    file.with_name(file.name + suffix).unlink(missing_ok=True)
+                # SQLite gives its other files the same mode.
+                os.close(private.open_file(file, os.O_RDWR | os.O_CREAT))
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise LedgerError(f"the ledger {file} cannot be made: {error}") from error
+
+
+def _identity(url: LedgerUrl) -> tuple[int, int] | None:
+    """Return device and inode of the SQLite file; None: there is no file, or the ledger is in PostgreSQL."""
+    try:
+        found = url.file.stat() if url.file is not None else None
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
 class Ledger:
-    """An open ledger; it is thread-safe.
+    """A ledger; it is thread-safe. It is opened when it is needed, and again if its file was lost.
 
     Every method raises LedgerError when the database is unreachable.
+
+    Args:
+        url: ``sqlite:////absolute/path/ledger.db`` or ``postgresql+psycopg://user@host/database``.
+        create: Make the SQLite file if it does not exist; commands that only read pass False.
+
+    Raises:
+        LedgerError: the URL is wrong.
     """
 
-    def __init__(self, engine: Engine, url: LedgerUrl) -> None:
-        self.url = url
-        self._engine = engine
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        self.url = LedgerUrl(url)
+        self._create = create
+        self._engine: Engine | None = None
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the SQLite file that is open."""
+        self._opening = threading.Lock()
         self._threads = ThreadPoolExecutor(POOL_SIZE, thread_name_prefix="ledger")
 
     @classmethod
     def open(cls, url: str, *, create: bool = True) -> Ledger:
-        """Open a ledger and bring its tables up to date.
-
-        Args:
-            url: ``sqlite:////absolute/path/ledger.db`` or ``postgresql+psycopg://user@host/database``.
-            create: Make the SQLite file if it does not exist; commands that only read pass False.
+        """Return a ledger that is open.
 
         Raises:
-            LedgerError: the ledger is unreachable, is damaged, or is newer than this release.
+            LedgerError: see :meth:`ready`.
         """
-        where = LedgerUrl(url)
-        if where.file is not None and not where.file.exists():
-            if not create:
-                raise LedgerError(f"there is no ledger at {where.file}: run a job first, or name another with --ledger")
-            try:
-                where.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                # SQLite gives its other files the same mode.
-                os.close(private.open_file(where.file, os.O_RDWR | os.O_CREAT))
-            except OSError as error:
-                raise LedgerError(f"the ledger {where.file} cannot be made: {error}") from error
-        engine = connect(where)
+        ledger = cls(url, create=create)
+        ledger.ready()
+        return ledger
+
+    def ready(self) -> Engine:
+        """Open the ledger and bring its tables up to date, unless that was done.
+
+        Raises:
+            LedgerError: the ledger is unreachable, is damaged, is newer than this release, or another thread opens it.
+        """
+        if (engine := self._engine) is not None and self._file == _identity(self.url):
+            return engine
+        if not self._opening.acquire(blocking=False):  # it may take long, and nothing waits for a ledger
+            raise LedgerError(f"the ledger {self.url} is not open yet: try again")
         try:
-            migrate(engine, where, check=create)
+            if self._engine is not None:
+                self._engine.dispose()  # otherwise rows would be written to a file that was removed
+            self._engine = None
+            self._engine = self._opened()
+            self._file = _identity(self.url)
+            return self._engine
+        finally:
+            self._opening.release()
+
+    def _opened(self) -> Engine:
+        file = self.url.file
+        if file is not None and not file.exists():
+            if not self._create:
+                raise LedgerError(f"there is no ledger at {file}: run a job first, or name another with --ledger")
+            _make(file)
+        engine = connect(self.url)
+        try:
+            migrate(engine, self.url, check=self._create)
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, where)
+        return engine
 
     def close(self) -> None:
         """Wait for the running calls and close the connections."""
         self._threads.shutdown()
-        self._engine.dispose()
+        if self._engine is not None:
+            self._engine.dispose()
 
     def __enter__(self) -> Ledger:
         return self
@@ -423,7 +486,7 @@ class Ledger:
             )
 
     def _reading(self) -> AbstractContextManager[Connection]:
-        return reading(self._engine, self.url)
+        return reading(self.ready(), self.url)
 
     def _writing(self, lock: str) -> AbstractContextManager[Connection]:
-        return writing(self._engine, self.url, lock)
+        return writing(self.ready(), self.url, lock)

@@ -18,7 +18,7 @@ from everstep.model.version import Origin
 
 LIMIT_S = 60.0
 """The time limit of a git command, seconds: the folder may be on storage that hangs."""
-_NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
+_NOTHING_IS_RUN = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _READS_FILES = ("status",)
 """Commands that read files of the work tree, and so run the programs of filters."""
 _LINK, _SUBMODULE, _EXECUTABLE = "120000", "160000", "100755"
@@ -114,7 +114,7 @@ class GitFolder:
         """Return the files of a commit below the folder.
 
         Raises:
-            ConfigError: git fails, or a submodule is missing.
+            ConfigError: git fails, a file is missing in the repository, or a submodule is missing in the folder.
         """
         blobs = []
         for entry in self._listed("ls-tree", "-r", "-z", "-l", commit, "--", "."):
@@ -131,6 +131,8 @@ class GitFolder:
                     Blob(f"{name}/{blob.path}", blob.kind, blob.bytes, blob.folder, blob.id)
                     for blob in inner.tree(inner.resolved(identifier))
                 ]
+            elif not size.isdecimal():
+                raise _unreadable(self.folder, name, identifier)
             else:
                 kind = "l" if mode == _LINK else "x" if mode == _EXECUTABLE else "f"
                 blobs.append(Blob(name, kind, int(size), self.folder, identifier))
@@ -184,9 +186,7 @@ def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
             process.stdin.flush()
             header = process.stdout.readline().split()
             if len(header) != 3 or header[1] != b"blob":
-                raise ConfigError(
-                    f"git in {blob.folder} cannot read {blob.path} ({blob.id[:12]}): run 'git fsck' there"
-                )
+                raise _unreadable(blob.folder, blob.path, blob.id)
             contents = process.stdout.read(int(header[2]))
             process.stdout.read(1)
             yield contents
@@ -194,6 +194,13 @@ def read_blobs(blobs: list[Blob]) -> Iterator[bytes]:
         for process in running.values():
             process.kill()
             process.communicate()
+
+
+def _unreadable(folder: Path, path: str, identifier: str) -> ConfigError:
+    return ConfigError(
+        f"git in {folder} cannot read {path} ({identifier[:12]}): run 'git fsck' there. If it is a partial clone, "
+        "check the revision out first, since no file is fetched here"
+    )
 
 
 def work_tree_of(folder: Path) -> Path | None:
@@ -250,4 +257,7 @@ def _without_filters(folder: Path) -> dict[str, str]:
 def _environment() -> dict[str, str]:
     """Return this process's environment without variables that name another repository, e.g. within a hook."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat"}
+    # Without an allowed protocol, git does not fetch objects that a partial clone lacks. A fetch would run a program
+    # that the folder's settings name, and these settings can overrule the option protocol.allow, but not the variable.
+    forbidden = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    return kept | forbidden | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.monitor.gpu.dcgm import DcgmInspection
 from agent.monitor.gpu.inspection import GpuInspection
 from agent.monitor.host.agent import AgentInspection
+from agent.monitor.host.certificates import CertificateInspection
 from agent.monitor.host.clock import ClockInspection
 from agent.monitor.host.cpu import CpuInspection
 from agent.monitor.host.disk_space import DiskSpaceInspection
@@ -36,6 +37,7 @@ INSPECTIONS: tuple[type[Inspection], ...] = (
     ClockInspection,
     RanksInspection,
     VersionsInspection,
+    CertificateInspection,
     AgentInspection,
 )
 """All inspections of everstep, in the order in which they are shown: those that detect most faults come first."""

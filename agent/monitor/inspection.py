@@ -79,6 +79,8 @@ class Site:
     from a process counts, because any process could forge one."""
     fake_gpus: Path | None = None
     """File that describes simulated GPUs (``agent.monitor.gpu.fake``), for drills and tests."""
+    certificates: tuple[Path, ...] = ()
+    """Files of the certificates that the agent presents, and of the authorities that it trusts."""
     disk_problem: Callable[[], str] = lambda: ""
     """Returns why the state folder cannot be written; an empty text if it can."""
     ranks: Callable[[], list[RankSeen]] = list

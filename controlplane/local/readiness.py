@@ -187,7 +187,8 @@ def agent_serves(cluster: ClusterFile, machine: str, address: str) -> None:
     from agent.security import ClientSecurity
 
     security = ClientSecurity(ca_file=cluster.agents_ca, token_file=cluster.token_file)
-    token, credentials = security.metadata(), security.credentials()
+    keys = security.read()
+    token, credentials = keys.metadata(), keys.credentials()
     name = f"agent-{machine}"
     watch = DeathWatch(cluster.home, [name], f"{name} at {address} is")
     # Each attempt has its own gRPC pool. Otherwise, after a refused connection, the next attempt would wait for gRPC's

@@ -22,6 +22,9 @@ DYNAMIC_CONFIG = {
     "history.timerProcessorMaxTimeShift": '"10ms"',
     "history.timerProcessorMaxPollRPS": "500",
     "history.visibilityProcessorMaxPollRPS": "500",
+    # From its fourth attempt on, a workflow task gets more and more time, by default up to ten minutes more. If the
+    # worker that has it dies then, e.g. on a host without CPU time, the workflow waits that long.
+    "history.workflowTaskRetryMaxInterval": '"2s"',
     # With one partition, the latency stays low even on a busy machine.
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",

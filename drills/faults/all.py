@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, PlainSerializer, ValidationErro
 from pydantic.fields import FieldInfo
 
 from drills.faults import agents, away, damaged_copies, devices, full, hangs, lost_machines, not_finite, slow, updates
-from drills.faults.control_plane import ControlFault, KillTemporal, KillWorker
+from drills.faults.control_plane import ControlFault, DrainWorker, KillTemporal, KillWorker
 from drills.faults.fault import Fault
 from drills.faults.out_of_memory import OutOfMemory
 from drills.faults.rank_ends import ExitRank, KillDuringSave, KillRank, RaiseException
@@ -37,6 +37,7 @@ FAULTS: tuple[type[Fault], ...] = (
     agents.KillAgent,
     agents.KillForkServer,
     KillWorker,
+    DrainWorker,
     KillTemporal,
     KillDuringSave,
     devices.XidFault,
@@ -54,6 +55,7 @@ FAULTS: tuple[type[Fault], ...] = (
     away.CutOff,
     away.KillPostgres,
     away.KillWorkers,
+    away.FreezeWorkers,
     away.CutLink,
     slow.SlowLink,
     updates.BadVersion,

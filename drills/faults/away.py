@@ -264,6 +264,47 @@ class KillWorkers(PartDown):
             await asyncio.sleep(self.seconds)
 
 
+class FreezeWorkers(PartDown):
+    """All workers get no CPU time for a while, in the middle of an incident."""
+
+    name = "freeze-workers"
+    summary = "SIGKILL of a rank, then SIGSTOP of all workers; then they continue"
+    line = "SIGKILL to a rank, then SIGSTOP to all workers for {seconds:g} s"
+    needs_network = False
+
+    async def strike(self, context: DrillContext) -> None:
+        """Kill a rank, and stop the workers while they recover the job."""
+        await context.reach(context.request.at_step)
+        pids = [context.cluster.processes()[name] for name in workers(context)]
+        processes = [process for process in map(cluster_processes.identify, pids) if process]
+        await context.second_fault(exact=False)
+        began_ns = time.time_ns()
+        context.mark(self.name, victims=pids)
+        try:
+            for process in processes:
+                cluster_processes.send(process, signal.SIGSTOP)
+            await asyncio.sleep(self.seconds)
+        finally:
+            for process in processes:
+                cluster_processes.send(process, signal.SIGCONT)
+        context.seen.absence = Absence(began_ns, time.time_ns())
+
+    def problems(
+        self, drill: DrillRequest, spec: JobSpec, facts: DrillFacts, reports: Sequence[IncidentReport]
+    ) -> list[str]:
+        """The job must step again sooner after the workers continued than they were stopped."""
+        away = facts.seen.absence
+        stepped = [report.confirmation.stepped_ns for report in reports if report.confirmation]
+        if away is None or away.back_ns is None or not stepped:
+            return ["the job did not step again after the workers continued"]
+        waited_s = (stepped[-1] - away.back_ns) / 1e9
+        if waited_s <= self.seconds:
+            return []
+        return [
+            f"the job stepped again {waited_s:.1f} s after workers continued that were stopped for {self.seconds:g} s"
+        ]
+
+
 def workers(context: DrillContext) -> list[str]:
     """Return the names of the cluster's workers."""
     return [name for name in context.cluster.processes() if name.startswith("worker-")]

@@ -5,6 +5,7 @@ Workers perform them themselves (``drills/inject/control_plane.py``).
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -54,11 +55,12 @@ FAULTS_OF_STAGE = {
 
 
 class ControlFault(Fault):
-    """A process of the control plane is killed in a stage of an incident, or at an event of its history."""
+    """A process of the control plane gets a signal in a stage of an incident, or at an event of its history."""
 
     is_control = True
     incidents_in_soaks: ClassVar = 0
     meets = "stage"
+    sends: ClassVar[signal.Signals] = signal.SIGKILL
 
     in_stage: str = Field(
         "",
@@ -87,8 +89,13 @@ class ControlFault(Fault):
 
     @property
     def process(self) -> str:
-        """The name of the process that is killed."""
+        """The name of the process that gets the signal."""
         raise NotImplementedError
+
+    @property
+    def strikes_elsewhere(self) -> bool:
+        """Whether it strikes at another moment than in a stage."""
+        return False
 
     @property
     def stage_fields(self) -> dict[str, Any]:
@@ -97,7 +104,9 @@ class ControlFault(Fault):
         return {"in_stage": self.in_stage, "moment": self.moment, **version}
 
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a stage that the incident of the other fault does not have."""
+        """Refuse a missing stage, or one that the incident of the other fault does not have."""
+        if not (self.in_stage or self.strikes_elsewhere):
+            raise ConfigError(f"--in-stage is missing: use one of {', '.join((REPORT, *STAGES))}")
         opening, stage = self.opening, self.in_stage
         opening.refuse(drill, spec)
         if not self._opens_incident(opening):
@@ -135,7 +144,7 @@ class ControlFault(Fault):
         return self.opening.why_not()
 
     def describe(self, spec: JobSpec) -> str:
-        return f"SIGKILL to the {self.process} at stage {self.in_stage}"
+        return f"{self.sends.name} to the {self.process} at stage {self.in_stage}"
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -148,7 +157,7 @@ class ControlFault(Fault):
 
     def worker_entries(self, spec: JobSpec, plan: Path, processes: Callable[[], Mapping[str, int]]) -> list[Entry]:
         """Return the entries of the other fault, then the entry at which the process is killed."""
-        entry = {"id": f"{self.name}-{spec.name}", "fault": self.name, "job": spec.name}
+        entry = {"id": f"{self.name}-{spec.name}", "fault": self.name, "job": spec.name, "signal": int(self.sends)}
         return [*self.opening.worker_entries(spec, plan, processes), entry | self.stage_fields | self.victim(processes)]
 
     def prepared(self, context: DrillContext) -> AbstractContextManager[None]:
@@ -174,12 +183,15 @@ class KillWorker(ControlFault):
         json_schema_extra={"metavar": "N"},
     )
 
+    @property
+    def strikes_elsewhere(self) -> bool:
+        """Whether it strikes at an event."""
+        return self.at_event is not None
+
     def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
         """Refuse a drill that names both a stage and an event, or neither of them."""
         if self.at_event is not None and self.in_stage:
             raise ConfigError("--at-event cannot be combined with --in-stage")
-        if self.at_event is None and not self.in_stage:
-            raise ConfigError(f"--in-stage is missing: use one of {', '.join((REPORT, *STAGES))}")
         super().refuse(drill, spec)
 
     def describe(self, spec: JobSpec) -> str:
@@ -201,18 +213,21 @@ class KillWorker(ControlFault):
             yield
 
 
+class DrainWorker(ControlFault):
+    """The worker that executes the stage is drained, as by ``systemctl stop``; the supervisor starts another one."""
+
+    name = "drain-worker"
+    summary = "SIGTERM of the worker in the given stage of an incident: it hands over its activities"
+    process: ClassVar = "worker"
+    sends = signal.SIGTERM
+
+
 class KillTemporal(ControlFault):
     """The Temporal server is killed."""
 
     name = "kill-temporal"
     summary = "SIGKILL of the Temporal server in the given stage of an incident"
     process: ClassVar = "Temporal server"
-
-    def refuse(self, drill: JobOptions, spec: JobSpec) -> None:
-        """Refuse a drill without a stage."""
-        if not self.in_stage:
-            raise ConfigError(f"--in-stage is missing: use one of {', '.join((REPORT, *STAGES))}")
-        super().refuse(drill, spec)
 
     def victim(self, processes: Callable[[], Mapping[str, int]]) -> dict[str, Any]:
         pid = processes().get("temporal")

@@ -4,12 +4,13 @@ A worker loads this only if ``EVERSTEP_FAULTS`` is in its own environment. It re
 (``everstep/rank/drill_faults.py``) again each time, so that one cluster can serve many drills. A plan has entries of
 three kinds:
 
-``{"id", "fault": "kill-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid"}``
-    SIGKILL of this worker, or of the process ``pid``, in the activity of a stage of an incident, or of a stage in which
-    the job prepares an update before it opens an incident. The process dies when the activity ``begin``s, in the
-    activity's ``middle`` (the work is under way) or at its ``end`` (the work is done, but the result is not reported
-    yet). A ``version`` selects the launch of that version of the code. The stage ``report`` is before the incident: the
-    worker has seen a fault and reports it to the job.
+``{"id", "fault": "kill-worker" | "drain-worker" | "kill-temporal", "job", "in_stage", "moment", "version", "pid",
+"signal"}``
+    A signal, SIGKILL by default, to this worker, or to the process ``pid``, in the activity of a stage of an incident,
+    or of a stage in which the job prepares an update before it opens an incident. It is sent when the activity
+    ``begin``s, in the activity's ``middle`` (the work is under way) or at its ``end`` (the work is done, but the result
+    is not reported yet). A ``version`` selects the launch of that version of the code. The stage ``report`` is before
+    the incident: the worker has seen a fault and reports it to the job.
 
 ``{"id", "fault": "hold", "job", "in_stage", "moment", "until"}``
     No fault: the activity waits until the file ``until`` exists, so that another fault can strike in that stage.
@@ -307,6 +308,7 @@ async def _hold(plan: Path, fault: Fault, place: str) -> None:
 
 
 def die(plan: Path, fault: Fault, **details: Any) -> None:
-    """SIGKILL this worker, or the process in the entry; only the first worker that meets the entry does this."""
+    """Send the signal to this worker, or to the process in the entry; only the first worker that meets the entry does
+    this."""
     if faults.claim(plan, fault, **details):
-        os.kill(fault.get("pid") or os.getpid(), signal.SIGKILL)
+        os.kill(fault.get("pid") or os.getpid(), fault.get("signal", signal.SIGKILL))

@@ -65,6 +65,8 @@ class Evidence(Model):
     exits: list[RankExit] = Field(default_factory=list)
     held: list[StateCopy] = Field(default_factory=list)
     unreachable: list[str] = Field(default_factory=list)
+    refusing: dict[str, str] = Field(default_factory=dict)
+    """Unreachable machine whose agent is there, but it and the worker do not accept each other → why."""
     cut_off: bool = False
     """No machine of the job answers, and no other machine of the cluster does: the worker may be cut off."""
     problem: str = ""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from agent.client import AgentClient
-from agent.security import ClientSecurity
+from agent.security import ClientSecurity, Presented
 from agent.state.live import FOLDER
 from agent.v1 import agent_pb2 as pb
 from everstep.base.addresses import Address
@@ -73,11 +73,15 @@ class RunningAgent:
         self.options = options if alone else (*options, "--template", str(templates.shared()))
         self.security = security or ClientSecurity.from_environment()
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = AgentClient(self.address, self.security)
+        self.client = AgentClient(self.address, Presented(self.security))
 
     def left(self) -> list[str]:
         """Return the names of all files that jobs have in shared memory."""
         return [path.name for path in self.shm.iterdir() if path != self.live]
+
+    def log(self) -> str:
+        """Return the agent's own log."""
+        return (self.folder / "agent.log").read_text()
 
     def command(self) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)

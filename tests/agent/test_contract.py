@@ -135,7 +135,10 @@ async def test_it_says_who_it_is(subject: Subject) -> None:
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 async def test_its_health_can_be_asked(subject: Subject, service: str) -> None:
-    stub, token = health_pb2_grpc.HealthStub(subject.client.channel), ClientSecurity.from_environment().metadata()
+    stub, token = (
+        health_pb2_grpc.HealthStub(subject.client.channel),
+        ClientSecurity.from_environment().read().metadata(),
+    )
     reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), metadata=token)
 
     assert reply.status == health_pb2.HealthCheckResponse.SERVING

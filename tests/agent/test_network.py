@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from agent.checkpoints.peers.cards import Cards
 from agent.checkpoints.peers.exchange import Exchange
-from agent.security import ClientSecurity
+from agent.security import ClientSecurity, Presented
 from agent.server.endpoint import listening
 from agent.v1 import agent_pb2 as pb
 from everstep.base.addresses import Address, Ports, parse_address
@@ -105,7 +105,7 @@ async def test_an_agent_and_its_data_port_take_free_ports_of_their_ranges(tmp_pa
         assert command[command.index("--listen") + 1] == agent.address
         agent.address = f"{HOST}:{ports.first + 1}"
         agent.command = lambda: command  # type: ignore[method-assign]
-        agent.client = type(agent.client)(agent.address, agent.security)
+        agent.client = type(agent.client)(agent.address, Presented(agent.security))
         try:
             await agent.start()
             assert agent.process

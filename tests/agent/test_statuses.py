@@ -7,9 +7,9 @@ import inspect
 import grpc
 import pytest
 
-from agent.statuses import NO_ANSWER, STATUSES, error_of, status_of
+from agent.statuses import NO_ANSWER, REFUSED, STATUSES, error_of, status_of
 from everstep import errors
-from everstep.errors import AgentError, AgentUnreachable, EverstepError
+from everstep.errors import AgentError, AgentRefuses, AgentUnreachable, EverstepError
 
 ALL = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, EverstepError)]
 COMES_BACK = {
@@ -40,8 +40,9 @@ def test_each_status_is_an_error(status: grpc.StatusCode) -> None:
     found = error_of(status)
     assert issubclass(found, EverstepError)
     assert (found is AgentUnreachable) == (status in NO_ANSWER)
+    assert (found is AgentRefuses) == (status in REFUSED)
 
 
 def test_each_status_belongs_to_one_error() -> None:
     assert len(set(STATUSES.values())) == len(STATUSES)
-    assert not set(NO_ANSWER) & set(STATUSES.values())
+    assert not {*NO_ANSWER, *REFUSED} & set(STATUSES.values())

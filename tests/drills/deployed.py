@@ -22,7 +22,8 @@ from controlplane.local import temporal_binary, temporal_server
 from controlplane.local.network import CONTROL, Network
 
 ROOT = Path(__file__).parents[2]
-BOOK = (ROOT / "docs" / "guides" / "deploy.md").read_text()
+GUIDES = ROOT / "docs" / "guides"
+BOOK = (GUIDES / "deploy.md").read_text()
 CONTROL_ADDRESS = "10.99.0.1"
 MACHINES = {f"gpu-{number}": f"10.99.0.{11 + number}" for number in range(3)}
 LIMIT_S = 60.0
@@ -30,9 +31,9 @@ POLL_S = 0.5
 """The pause between two ``status`` commands, since each of them takes a second of CPU time."""
 
 
-def blocks(section: str) -> list[str]:
-    """Return the blocks of code in a section of the document."""
-    text = BOOK.split(f"\n## {section}", 1)[1].split("\n## ", 1)[0]
+def blocks(section: str, book: str = BOOK) -> list[str]:
+    """Return the blocks of code in a section of a document."""
+    text = book.split(f"\n## {section}", 1)[1].split("\n## ", 1)[0]
     return [found.group(1) for found in re.finditer(r"```\w*\n(.*?)```", text, re.DOTALL)]
 
 
@@ -175,18 +176,31 @@ class Deployed:
             f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:]) for path in paths
         )
 
+    def rotate(self, command: str) -> None:
+        """Run a command in the folder with the token and the certificates, on the control host and on all machines."""
+        for host in (CONTROL, *MACHINES):
+            self._run(command, self._etc(host))
+
+    def certify_again(self, machine: str) -> None:
+        """Issue another key and another certificate for an agent, in place of those that it uses."""
+        shutil.copy(self.folder / "ca.key", self._etc(machine))
+        self._run(self._issue(machine), self._etc(machine))
+        (self._etc(machine) / "ca.key").unlink()
+
     # Steps of the document.
 
     def _certify(self) -> None:
-        authority, agent = blocks("2. The token")
+        authority, _ = blocks("2. The token")
         self._run(authority, self.folder)
-        for machine, address in MACHINES.items():
-            etc = self._etc(machine)
-            etc.mkdir(mode=0o700)
-            for name in ("ca.crt", "ca.key", "token"):
-                shutil.copy(self.folder / name, etc)
-            self._run(agent.replace("10.0.4.17", address).replace("gpu-0417", machine), etc)
-            (etc / "ca.key").unlink()
+        for machine in MACHINES:
+            self._etc(machine).mkdir(mode=0o700)
+            for name in ("ca.crt", "token"):
+                shutil.copy(self.folder / name, self._etc(machine))
+            self.certify_again(machine)
+
+    def _issue(self, machine: str) -> str:
+        _, agent = blocks("2. The token")
+        return agent.replace("10.0.4.17", MACHINES[machine]).replace("gpu-0417", machine)
 
     def _start_agent(self, machine: str) -> None:
         [env, *_] = blocks("3. Agents")

@@ -53,6 +53,11 @@ async def transactions_are_those_of_the_store(cluster: DrillCluster, workflow_id
             assert first == task
 
 
+@pytest.mark.wide
+async def test_workers_without_cpu_time_cost_little_more_than_that_time(drill: DrillOf, recovered: Recovered) -> None:
+    recovered(await drill("freeze-workers", ranks=[1], seconds=20.0))
+
+
 @pytest.mark.parametrize("stage", [pytest.param("stop", marks=pytest.mark.wide), "confirm"])
 async def test_temporal_dies_in_a_stage(drill: DrillOf, recovered: Recovered, stage: str) -> None:
     recovered(await drill("kill-temporal", ranks=[1], in_stage=stage))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from drills.clusters.network import missing
-from tests.drills.deployed import Deployed, Losses, over, read
+from tests.drills.deployed import GUIDES, MACHINES, Deployed, Losses, blocks, over, read
 from tests.postgres import Postgres
 
 pytestmark = [
@@ -19,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"a deployment cannot be tried here: {missing()}"),
 ]
 PASSWORD = "hunter2"
+SLOWLY_S = 1.5
+"""The length of a step in drills that ask for the job's status while it runs, seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,42 @@ def test_a_link_that_is_down_for_longer_than_a_stop_waits(deployed: Deployed, un
         assert deployed.status("long-link-down")["silent"] == ["gpu-2"]
         time.sleep(5.0)
     went_on(deployed, "long-link-down", 1)
+    assert read(path) == undisturbed
+
+
+@pytest.mark.timeout(1200)
+def test_a_rank_dies_at_each_moment_of_a_change_of_tokens_and_certificates(
+    deployed: Deployed, undisturbed: Losses
+) -> None:
+    """The steps are those of the guide. No process but the ranks is restarted, and no job waits for an operator."""
+    [token] = blocks("New tokens and certificates", (GUIDES / "security.md").read_text())
+    new = secrets.token_hex(32)
+    deployed.rotate(f"echo {new} > new")
+    steps = [partial(deployed.rotate, line) for line in token.splitlines()]
+    steps += [partial(deployed.certify_again, machine) for machine in MACHINES]
+    for number, step in enumerate(steps):
+        job = f"rotation-{number}"
+        path = deployed.start_job(job, SLOWLY_S)
+        deployed.trained(path, 2)
+        pid = pid_of_a_rank(deployed, job)
+        step()
+        os.kill(pid, signal.SIGKILL)
+        went_on(deployed, job, 1)
+        assert read(path) == undisturbed
+
+
+def test_a_machine_with_another_token_is_waited_for(deployed: Deployed, undisturbed: Losses) -> None:
+    path = deployed.start_job("forgotten", SLOWLY_S)
+    deployed.trained(path, 5)
+    folder = deployed.folder / "etc-gpu-2"
+    before = (folder / "token").read_text()
+    (folder / "token").write_text(f"{secrets.token_hex(32)}\n")
+    deployed.until("forgotten", lambda found: found["silent"] == ["gpu-2"])
+    kill_a_rank(deployed, "forgotten")
+    found = deployed.until("forgotten", lambda found: found["status"] != "running")
+    assert "no valid token" in json.dumps(found)
+    (folder / "token").write_text(before)
+    went_on(deployed, "forgotten", 1)
     assert read(path) == undisturbed
 
 

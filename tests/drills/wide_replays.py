@@ -67,7 +67,7 @@ async def test_groups_keep_the_sizes_that_split_the_model(drill: DrillOf, sizes:
     found(await drill("bitflip", machine="m5", **(EIGHT | sizes)), "m5")
 
 
-@pytest.mark.parametrize("part", ["kill-worker", "kill-temporal"])
+@pytest.mark.parametrize("part", ["kill-worker", "drain-worker", "kill-temporal"])
 @pytest.mark.parametrize("moment", ["begin", "middle", "end"])
 async def test_the_control_plane_dies_in_a_replay(drill: DrillOf, part: str, moment: str) -> None:
     options = FOUR | {"during": "bitflip", "in_stage": "replay", "moment": moment}

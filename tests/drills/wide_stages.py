@@ -23,7 +23,7 @@ from workflows.registry import WORKFLOWS, sandbox
 
 pytestmark = [pytest.mark.drill, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
-PARTS = ("kill-worker", "kill-temporal")
+PARTS = ("kill-worker", "drain-worker", "kill-temporal")
 JOB: dict[str, Any] = {"machines": 4, "ranks_per_machine": 1, "tp": 1, "pp": 1, "at_step": 12, "steps": 40}
 ENDED_EARLY = "a diagnosis is ended"
 """An agent logs this of a diagnosis that was stopped before its end."""

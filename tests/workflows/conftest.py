@@ -279,6 +279,7 @@ class ScriptedCluster:
     @activity.defn(name=LeaseMachines.name)
     async def lease(self, given: LeaseMachines) -> Leased:
         self.leases.append(given.request)
+        await self._pass("lease")
         return Leased(refused=self.refused)
 
     @activity.defn(name=GiveMachinesBack.name)

@@ -95,6 +95,22 @@ async def test_a_machine_that_is_gone_is_replaced_by_a_standby(jobs: Any) -> Non
     assert shown.get(attributes.EVICTED) == ["m1"]
 
 
+async def test_a_machine_whose_agent_refuses_the_worker_is_waited_for(jobs: Any) -> None:
+    """Its token or its certificate is being changed, so the machine works: a standby must not replace it."""
+    refusals = ["no valid token"]
+
+    def refusing(given: StopRanks) -> Evidence:
+        if not refusals:
+            return gone()(given)
+        return gone("m1")(given).model_copy(update={"refusing": {"m1": refusals.pop()}})
+
+    jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), refusing
+    handle = await failed(jobs)
+    state = await jobs.until_runs(handle, 2)
+    assert [machine.name for machine in state.machines] == ["m0", "m1"]
+    assert state.incidents[0].resolution == "reattempt"
+
+
 async def test_a_machine_that_is_surely_at_fault_is_replaced_when_its_job_failed(jobs: Any) -> None:
     jobs.cluster.standbys, jobs.cluster.evidence = list(STANDBYS), faulty("m0")
     handle = await failed(jobs)
@@ -226,6 +242,16 @@ async def test_where_there_is_no_standby_the_job_waits_for_one_or_for_its_machin
     jobs.cluster.standbys.append(STANDBYS[0])
     state = await jobs.until_runs(handle, 2)
     assert [machine.name for machine in state.machines] == ["m0", "m2"]
+
+
+async def test_a_job_that_is_short_of_machines_is_ended_by_a_stop(jobs: Any) -> None:
+    jobs.cluster.evidence = gone("m1")
+    handle = await failed(jobs)
+    await jobs.until(handle, lambda state: state.status == "parked")
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    assert (await handle.result()).outcome == "stopped"
+    [incident] = (await handle.query(JobWorkflow.current_state)).incidents
+    assert incident.resolution == "abandoned"
 
 
 async def test_a_machine_that_comes_before_the_job_is_parked_takes_the_place_at_once(jobs: Any) -> None:

@@ -216,6 +216,20 @@ async def test_a_job_that_is_stopped_while_it_starts_does_not_wait_for_its_launc
     assert "stop 1" in jobs.cluster.calls, "ranks may run already"
 
 
+@pytest.mark.parametrize("waits_for", ["lease", "ledger"])
+async def test_a_job_that_is_stopped_before_its_launch_is_over(jobs: Any, waits_for: str) -> None:
+    """It waits for machines that other jobs have, or for its checks."""
+    jobs.cluster.blocked.add(waits_for)
+    handle = await jobs.start()
+    await handle.signal(JobWorkflow.stop, {"operator": "ada"})
+    if waits_for == "ledger":  # the last entry is awaited for a while, and the job is over then
+        await jobs.until(handle, lambda state: state.status == "stopped")
+        jobs.cluster.blocked.clear()
+    result = await handle.result()
+    assert (result.outcome, result.generations) == ("stopped", 0)
+    assert not [call for call in jobs.cluster.calls if call.startswith("launch")]
+
+
 async def test_a_cancelled_job_stops_its_ranks(jobs: Any) -> None:
     handle = await jobs.running()
     await handle.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.recovery_policy import RecoveryPolicy
@@ -12,6 +13,7 @@ SILENT = "silent-machine"
 """The reason code of a machine whose agent does not answer."""
 DYING = "ranks-not-gone"
 """The reason code of a machine whose killed ranks are not gone."""
+NONE_REFUSES: Mapping[str, str] = MappingProxyType({})
 
 
 def findings_of_silence(
@@ -19,6 +21,7 @@ def findings_of_silence(
     policy: RecoveryPolicy,
     *,
     stepping: Collection[str] = (),
+    refusing: Mapping[str, str] = NONE_REFUSES,
     cut_off: bool = False,
 ) -> list[MachineFinding]:
     """Return a finding for each silent machine: faulty once it was silent for longer than the policy allows.
@@ -27,11 +30,14 @@ def findings_of_silence(
         silent: Machine → seconds since its agent was last heard; only machines whose ranks are silent, too.
         policy: The policy with the time that a machine may be silent.
         stepping: Machines whose ranks step although the agent is silent; their verdict is unknown.
+        refusing: Silent machine whose agent is there, but it and the worker do not accept each other → why; the verdict
+            of such a machine is unknown.
         cut_off: No machine of the whole cluster answers, so it is not known which machines work.
     """
     allowed_s = math.inf if cut_off else policy.silence.evict_s
     verdicts = {machine: _of_silence(seconds, allowed_s) for machine, seconds in silent.items()}
     verdicts |= dict.fromkeys(stepping, (Health.UNKNOWN, "its agent is silent, and its ranks step: the machine works"))
+    verdicts |= {machine: (Health.UNKNOWN, f"the machine works: {why}") for machine, why in refusing.items()}
     return [_finding(machine, verdict, text) for machine, (verdict, text) in verdicts.items()]
 
 

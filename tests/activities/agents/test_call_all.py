@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.agents import call_all
 from agent.client import AgentClient, AgentClients
-from everstep.errors import AgentUnreachable, StillDying
+from everstep.errors import AgentRefuses, AgentUnreachable, StillDying
 from everstep.model.machine import Machine
 
 PATIENCE_S = 2.0
@@ -52,7 +53,8 @@ async def test_a_silent_machine_has_its_patience_and_no_more(monkeypatch: pytest
         machines = [Machine(name="m0", address="127.0.0.1:1")]
         return await call_all.on_all(pool, machines, call, patience_s=PATIENCE_S, say=lambda _text: None)
 
-    assert await environment.run(ask) == ({}, ["m0"])
+    done, silent = await environment.run(ask)
+    assert (done, list(silent)) == ({}, ["m0"])
     assert asked[0] == 0.0
     assert asked[-1] == clock.now_s == pytest.approx(PATIENCE_S)
     await pool.close()
@@ -82,8 +84,33 @@ async def test_a_machine_is_silent_or_has_dying_ranks_by_its_last_answer(
             pool, machines, call, patience_s=PATIENCE_S, say=lambda _text: None, dying=dying, dying_s=PATIENCE_S
         )
 
-    assert await environment.run(ask) == ({}, silent)
+    done, found = await environment.run(ask)
+    assert (done, list(found)) == ({}, silent)
     assert dying == left
+    await pool.close()
+
+
+async def test_an_agent_that_refuses_is_asked_again_and_its_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses during a change of tokens, and accepts the worker a moment later."""
+    environment, pool = ActivityEnvironment(), AgentClients()
+    Clock(monkeypatch)
+    answers: list[Exception | None] = [AgentRefuses("no valid token"), AgentRefuses("no valid token"), None]
+    shown: list[str] = []
+
+    async def call(_machine: Machine, _client: AgentClient) -> str:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return "done"
+
+    async def ask() -> Any:
+        machines = [Machine(name="m0", address="127.0.0.1:1")]
+        return await call_all.on_all(pool, machines, call, patience_s=PATIENCE_S, say=shown.append)
+
+    assert await environment.run(ask) == ({"m0": "done"}, {})
+    assert "no valid token" in shown[0]
+    assert shown[-1] == "", "it is not waited for any more"
+    with pytest.raises(ApplicationError, match="m1 did not: no valid token"):
+        call_all.refuse_silent({"m1": AgentRefuses("no valid token")}, [Machine(name="m1", address="127.0.0.1:1")])
     await pool.close()
 
 

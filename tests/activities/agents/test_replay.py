@@ -117,6 +117,12 @@ async def both_run(agents: list[RunningAgent]) -> None:
         await asyncio.sleep(0.05)
 
 
+def ranks_started(agents: list[RunningAgent]) -> int:
+    """Return how many ranks of the trial were started, according to their logs."""
+    logs = [path.read_text() for agent in agents for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
+    return sum(log.count("--- everstep: rank") for log in logs)
+
+
 async def test_a_group_runs_its_steps_and_leaves_nothing(two: list[RunningAgent]) -> None:
     first = await replayed(given(two, "well"))
     assert (first.end, first.steps, first.machines, first.why) == (RunEnd.RAN, 5, ["m0", "m1"], "")
@@ -167,23 +173,28 @@ async def test_a_group_that_comes_to_no_first_step_says_so(two: list[RunningAgen
     assert "rank 1 did not complete a first step within 8 s" in found.why
 
 
-async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(two: list[RunningAgent]) -> None:
+@pytest.mark.parametrize(
+    "why", [ActivityCancellationDetails(not_found=True), ActivityCancellationDetails(worker_shutdown=True)]
+)
+async def test_whoever_takes_over_goes_on_with_the_ranks_that_run(
+    two: list[RunningAgent], why: ActivityCancellationDetails
+) -> None:
     """A second attempt of the activity uses the ranks that the first attempt started.
 
     The server heard nothing of the first worker for a while and began the second attempt, which sends the same request
-    ids. The first worker still lives, but must not end the ranks any more.
+    ids; or the first worker is drained. The first worker still lives, but must not end the ranks any more.
     """
     pool, asked, environment = AgentClients(), given(two, "hang"), ActivityEnvironment()
     first = asyncio.create_task(perform(asked, environment, agents=pool))
     await both_run(two)
-    environment.cancel(ActivityCancellationDetails(not_found=True))
+    before = ranks_started(two)
+    environment.cancel(why)
     await asyncio.gather(first, return_exceptions=True)
     assert await jobs_of(two) == [asked.job.spec.name] * 2
     short = asked.model_copy(update={"limit_s": 1.0})
     found = await asyncio.wait_for(perform(short, agents=pool), 60)
     assert found.end is RunEnd.HUNG and await jobs_of(two) == []
-    logs = [path.read_text() for agent in two for path in agent.state.glob("jobs/gpt~row-0/**/*.err*")]
-    assert sum(log.count("--- everstep: rank") for log in logs) == 2, "each of the two ranks was started only once"
+    assert ranks_started(two) == before, "each of the two ranks was started only once"
     await pool.close()
 
 

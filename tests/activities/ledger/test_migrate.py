@@ -56,6 +56,49 @@ SAMPLES = {
 }
 """Revision → statements that add rows to its tables. Each new revision needs an entry."""
 
+OTHER = """
+import sys
+from activities.ledger.ledger import Ledger
+from everstep.model.job import JobSpec
+with Ledger.open(sys.argv[1]) as ledger:
+    for number, _ in enumerate(sys.stdin):
+        ledger.job_started(JobSpec(name=f"other-{number}", script="/job.py"), started_ns=number + 1)
+        print("written", flush=True)
+"""
+
+
+def test_a_lost_file_is_made_again_by_the_processes_that_have_it_open(tmp_path: Path) -> None:
+    """Otherwise they would write into a file that has no name any more, until they are restarted."""
+    url, file = f"sqlite:///{tmp_path}/ledger.db", tmp_path / "ledger.db"
+    command = [sys.executable, "-P", "-c", OTHER, url]
+    with (
+        Ledger.open(url) as ledger,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other,
+    ):
+        assert other.stdin and other.stdout
+        for number in range(3):
+            print(file=other.stdin, flush=True)
+            assert other.stdout.readline() == "written\n"
+            ledger.job_started(JobSpec(name=f"ours-{number}", script="/job.py"), started_ns=number + 1)
+            if number < 2:
+                file.unlink()
+        other.stdin.close()
+        assert other.wait(60) == 0
+    with Ledger.open(url, create=False) as found:
+        assert {job.name for job in found.jobs()} == {"other-2", "ours-2"}
+
+
+def test_a_ledger_is_opened_once_it_can_be_and_says_why_it_cannot_be(tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    away.write_text("a file, where the folder of the ledger should be")
+    with Ledger(f"sqlite:///{away}/ledger.db") as ledger:
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="cannot be made"):
+                ledger.jobs()
+        away.unlink()
+        assert ledger.jobs() == []
+
+
 WRITER = """
 import sys
 from activities.ledger.ledger import Ledger

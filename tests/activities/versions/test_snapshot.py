@@ -162,6 +162,47 @@ def test_the_filter_of_a_submodule_is_not_run_and_its_changes_count(tmp_path: Pa
     assert not ran.exists()
 
 
+def test_a_partial_clone_fetches_nothing(tmp_path: Path) -> None:
+    """A fetch would run the program that the repository's settings name as its remote."""
+    repository, ran = Repository(tmp_path / "git"), tmp_path / "ran"
+    repository.write(job_py="1")
+    repository.commit("one")
+    settings = {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::touch {ran}",
+        "protocol.ext.allow": "always",
+    }
+    for name, value in settings.items():
+        repository.git("config", name, value)
+    identifier = repository.git("rev-parse", "HEAD:job.py").strip()
+    (repository.folder / ".git" / "objects" / identifier[:2] / identifier[2:]).unlink()
+
+    with pytest.raises(ConfigError, match="partial clone"):
+        revision_snapshot(repository.folder, "main")
+    assert not ran.exists()
+    with pytest.raises(subprocess.CalledProcessError):
+        repository.git("cat-file", "-p", identifier)
+    assert ran.exists(), "the settings of this test name no program that git would run"
+
+
+def test_of_a_file_of_git_lfs_a_folder_has_the_contents_and_a_revision_the_pointer(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "git")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+    repository.write(job_py="1")
+    repository.git("config", "filter.lfs.clean", f"printf '{pointer}'")
+    (repository.folder / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (repository.folder / "vocabulary.bin").write_text("a whole")
+    repository.commit("one")
+
+    with folder_snapshot(repository.folder) as folder, revision_snapshot(repository.folder, "main") as revision:
+        for made in (folder, revision):
+            unpack(made.archive, tmp_path / made.digest, made.digest)
+        assert (tmp_path / folder.digest / "vocabulary.bin").read_text() == "a whole"
+        assert (tmp_path / revision.digest / "vocabulary.bin").read_text() == pointer
+
+
 def test_the_archive_holds_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b.py").write_bytes(b"x" * 100)

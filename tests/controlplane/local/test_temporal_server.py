@@ -8,10 +8,14 @@ import shutil
 import socket
 import sqlite3
 import subprocess
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import PollWorkflowTaskQueueRequest
 from temporalio.client import Client
 
 from controlplane.local import cluster_processes, ports, readiness, temporal_binary, temporal_server
@@ -19,6 +23,7 @@ from everstep.base.addresses import Address
 from everstep.errors import ClusterError
 from tests.hosts import IPV6
 from workflows import attributes
+from workflows.start_activity import TASK_TIMEOUT
 
 
 def program(folder: Path, version: str) -> Path:
@@ -158,6 +163,38 @@ async def _healthy(address: str) -> Client:
             with contextlib.suppress(RuntimeError):
                 return await Client.connect(address, namespace="everstep")
             await asyncio.sleep(0.05)
+
+
+async def test_a_workflow_task_that_times_out_often_gets_little_more_time(home: Path) -> None:
+    """With the server's default, the fifth attempt has 10 s more than the first, and later ones up to ten minutes."""
+    found = temporal_binary.installed(lambda _: None)
+    assert found, "no Temporal server: run `make temporal`"
+    with ports.Claims() as claims:
+        port, ui_port = claims.choose("127.0.0.1").port, claims.choose("127.0.0.1").port
+        command = temporal_server.start_command(
+            found[0], port=port, ui_port=ui_port, database=home / "temporal.db", namespace="everstep"
+        )
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # noqa: ASYNC220
+            try:
+                given_s = await _time_of_attempts(await _healthy(f"127.0.0.1:{port}"), attempts=6)
+            finally:
+                server.terminate()
+                server.wait(30)
+    assert given_s[-1] < 3 * given_s[0], given_s
+
+
+async def _time_of_attempts(client: Client, attempts: int) -> list[float]:
+    """Return the time that the server gives each attempt of a workflow task, seconds. No attempt is answered."""
+    await client.start_workflow("none", id="none", task_queue="none", task_timeout=TASK_TIMEOUT)
+    begun: list[float] = []
+    while len(begun) < attempts:
+        polled = await client.workflow_service.poll_workflow_task_queue(
+            PollWorkflowTaskQueueRequest(namespace="everstep", task_queue=TaskQueue(name="none"), identity="test")
+        )
+        if polled.task_token:
+            assert polled.attempt == len(begun) + 1
+            begun.append(time.monotonic())
+    return [later - earlier for earlier, later in pairwise(begun)]
 
 
 def test_the_server_knows_every_setting() -> None:

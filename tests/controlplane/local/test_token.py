@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.client import AgentClient
-from agent.security import ClientSecurity
+from agent.security import ClientSecurity, Presented
 from agent.v1 import agent_pb2 as pb
 from controlplane.client import Control
 from controlplane.local import cluster as local
@@ -57,7 +57,7 @@ async def test_the_token_of_a_cluster(home: Path, monkeypatch: pytest.MonkeyPatc
 
     [machine] = cluster.machines
     for stranger in (ClientSecurity(), ClientSecurity.from_environment()):
-        async with AgentClient(machine.address, ClientSecurity(token_file=stranger.token_file)) as client:
+        async with AgentClient(machine.address, Presented(ClientSecurity(token_file=stranger.token_file))) as client:
             assert "no valid token" in await refusal_of(client)
 
     script = tmp_path / "script.py"

@@ -98,7 +98,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
         plan = judge(incident, evidence)
         leaving = _with_approval(incident, [*plan.evict, *_unfit(incident, _names(plan.evict))])
         leaving += _approved(incident, [one for one in plan.ask if one.machine not in _names(leaving)])
-        if not leaving and not plan.ask and (patient or not evidence.cut_off):
+        if not leaving and not plan.ask and (patient or not (evidence.cut_off or evidence.refusing)):
             return evidence
         if plan.tripped and _only_software(plan.ask) and not evictions.hang_stays:
             evictions.hang_stays = True
@@ -131,6 +131,7 @@ async def evict(incident: Incident, evidence: Evidence) -> Evidence:
             waits.append(_question(incident.state.job, asking, plan.tripped))
         if evidence.cut_off:
             waits.append("no machine of the cluster answers: the workers may be cut off")
+        waits += dict.fromkeys(evidence.refusing.values())
         incident.state.waits = "; ".join(waits)
         if not (evidence.unreachable or evidence.dying) or patient:
             return evidence

@@ -39,7 +39,9 @@ def _findings(incident: Incident, evidence: Evidence | None) -> list[MachineFind
     state, generation, policy = incident.state, incident.state.generation, incident.state.spec.policy
     found = list(state.anomaly.findings)
     if evidence:
-        silent = findings_of_silence(incident.silent_for(evidence.unreachable), policy, cut_off=evidence.cut_off)
+        silent = findings_of_silence(
+            incident.silent_for(evidence.unreachable), policy, refusing=evidence.refusing, cut_off=evidence.cut_off
+        )
         dying = findings_of_dying(evidence.dying, incident.dying_for(evidence.dying), policy)
         errors = findings_of_errors(
             first_failure(evidence.exits),

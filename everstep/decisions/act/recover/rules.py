@@ -195,7 +195,7 @@ def machine_silent(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict | Non
         return _park(f"the machines could not be stopped: {left}")
     if not (silent := facts.evidence.unreachable):
         return None
-    do = "start the agent there"
+    do = "; ".join(dict.fromkeys(facts.evidence.refusing.values())) or "start the agent there"
     if facts.evidence.cut_off:
         do = "no other machine of the cluster answers: check the network of the workers"
     text = f"no answer of {', '.join(silent)}: {do}, and the job continues without an operator"

@@ -26,6 +26,12 @@ def test_a_silent_machine_has_some_time_to_answer(seconds: float, verdict: Healt
     assert (found.finding.reason, found.finding.verdict) == (SILENT, verdict)
 
 
+def test_a_machine_whose_agent_refuses_the_worker_is_never_lost() -> None:
+    refusing, gone = findings_of_silence({"m0": 600.0, "m1": 600.0}, POLICY, refusing={"m0": "no valid token"})
+    assert (refusing.finding.verdict, gone.finding.verdict) == (Health.UNKNOWN, Health.FAULTY)
+    assert "no valid token" in refusing.finding.text
+
+
 def test_no_machine_is_lost_while_no_machine_of_the_cluster_answers() -> None:
     found = findings_of_silence({"m0": 600.0, "m1": 600.0}, POLICY, cut_off=True)
     assert {about.finding.verdict for about in found} == {Health.UNKNOWN}
