@@ -295,7 +295,7 @@ class Ledger:
                 connection.execute(update(Incidents).where(row).values(symptom=str(report.failures[0].symptom)))
 
     def add_samples(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
-        """Keep whole stacks of ranks, each with the sample's number, the machine, the time in nanoseconds, and the answer."""
+        """Keep whole stacks of ranks, each with the number of its sample, the machine, the time (ns) and the answer."""
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             rows = [
