@@ -59,7 +59,7 @@ async def ship(agents: AgentClients, machines: Sequence[Machine], *, megabytes: 
 
                 _, silent = await on_all(agents, machines, supply, patience_s=PATIENCE_S, say=_silent)
         if silent:
-            raise TimeoutError(f"{len(silent)} machines did not get it: {silent[:3]}")
+            raise TimeoutError(f"{len(silent)} machines did not get it: {list(silent)[:3]}")
         return Shipped(packed_s, time.monotonic() - began, size, len(machines))
 
 
