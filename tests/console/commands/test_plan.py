@@ -94,7 +94,10 @@ def test_a_job_file_gives_the_settings_and_options_replace_them(
         (["--state", "0GB"], "--state '0GB': the state has at least one byte"),
         (["--state", "4GB", "--slots", "9"], "--slots 9: input should be less than or equal to 8"),
         (["--state", "4GB", "--hash-gb-s", "0"], "--hash-gb-s 0.0: input should be greater than 0"),
-        (["--state", "4GB", "--transfer-connections", "0"], "--transfer-connections 0: input should be greater than or equal to 1"),
+        (
+            ["--state", "4GB", "--transfer-connections", "0"],
+            "--transfer-connections 0: input should be greater than or equal to 1",
+        ),
         (["nowhere.toml"], "there is no job file nowhere.toml: check the path"),
     ],
 )
