@@ -69,6 +69,19 @@ class SlotReader:
         headers = [self._stored(index).header() for index in range(self._header.slots)]
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
+    def newest_slots(self) -> int:
+        """Number of slots that have the newest steps, or are being written, whatever is pinned.
+
+        A save never overwrites a pinned step while another slot is left, so each pinned step takes a slot. But three
+        slots have no pinned step (``least_needed``).
+
+        Raises:
+            CorruptCheckpoint: the file was truncated.
+        """
+        slots, pins = self._header.slots, {self.pinned(why) for why in Pin}
+        pinned = sum(header.completed_steps in pins for header in self.headers())
+        return max(slots - pinned, min(slots, 3))
+
     def header(self, completed_steps: int) -> SlotHeader | None:
         """The header of a step; None: the file does not have the step, or no longer has it."""
         return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
