@@ -38,7 +38,7 @@ from everstep.decisions.sizing.load import Load
 from everstep.decisions.sizing.plan import plan_job
 from everstep.decisions.sizing.restart import restore_s
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.hardware import Concurrency, Hardware
+from everstep.model.hardware import Hardware
 from everstep.rank import environment as variables
 from everstep.shards.file import write_shard
 from everstep.slots.checksum import PayloadChecksum
@@ -192,7 +192,6 @@ def _load(real: Real, rates: Measured) -> Load:
         step_s=10.0,
         policy=POLICY,
         hardware=Hardware.model_validate(rates | {"device_gb_s": 0.0}),
-        concurrency=Concurrency(),
     )
 
 

@@ -64,6 +64,7 @@ class CopyRules:
                 own_step=shown_rank.progress.saved.own_step,
                 completed_steps=shown_rank.progress.completed_steps,
                 heard_ns=shown_rank.heard_ns,
+                newest_slots=shown_rank.progress.saved.newest_slots,
             )
             for shown_rank in living
         ]

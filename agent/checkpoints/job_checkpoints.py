@@ -205,15 +205,21 @@ class JobCheckpoints:
 
     # Restoring.
 
-    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int) -> int:
+    def restore(self, shard: pb.ShardSource, options: pb.CheckpointOptions, fenced: int, threads: int = 1) -> int:
         """Copy one saved state into the own slot of its rank, which does not run; returns the number of bytes copied.
+
+        Args:
+            shard: The state, and where it is.
+            options: The options of the job's checkpoints.
+            fenced: The newest generation that was stopped.
+            threads: Number of threads that verify a slot which has the state already (``hashing_threads``).
 
         Raises:
             CorruptCheckpoint: the copy is damaged or missing.
             AgentUnreachable, CheckpointError, OSError: the copy cannot be read now, or there is no room.
         """
         path, owner = own_slots(self.place.shm, shard.rank), self.place.owner(shard.rank)
-        fault = _fault(path, owner, shard)
+        fault = _fault(path, owner, shard, threads)
         if not fault:
             return 0
         if shard.tier == pb.HeldCheckpoint.OWN and not shard.address:
@@ -247,7 +253,7 @@ def slots_of(options: pb.CheckpointOptions) -> int:
     return options.slots or 2
 
 
-def _fault(path: Path, owner: SlotOwner, shard: pb.ShardSource) -> str:
+def _fault(path: Path, owner: SlotOwner, shard: pb.ShardSource, threads: int) -> str:
     """Explain why a file does not hold exactly the chosen save with intact contents; empty: the file holds it.
 
     A Stop reports own slots by their headers alone, so this check must pass before a rank restores from such a slot.
@@ -258,7 +264,7 @@ def _fault(path: Path, owner: SlotOwner, shard: pb.ShardSource) -> str:
             header = reader.header(shard.completed_steps)
             if header is None or not same_save(header, shard.saved_ns):
                 return missing
-            return "" if reader.intact(header) else DAMAGED
+            return "" if reader.intact(header, threads) else DAMAGED
     except FileNotFoundError:
         return missing
     except (OSError, CheckpointError) as error:

@@ -42,11 +42,16 @@ class SaveWatch:
     Args:
         place: Locations of the job's copies.
         subscribers: Called as ``on_saved(rank, header)``.
-        on_held: Called with all steps in a rank's slots, before a new slot of the rank is reported.
+        on_held: Called with all steps in a rank's slots, and the number of slots for its newest steps, before a new
+            slot of the rank is reported.
     """
 
     def __init__(
-        self, place: Place, subscribers: Iterable[Saved], *, on_held: Callable[[int, list[int]], None] | None = None
+        self,
+        place: Place,
+        subscribers: Iterable[Saved],
+        *,
+        on_held: Callable[[int, list[int], int], None] | None = None,
     ) -> None:
         self.shm = place.shm
         self._place = place
@@ -88,13 +93,13 @@ class SaveWatch:
                 reader = self._readers.get(rank)
                 if reader is None:
                     reader = self._readers[rank] = SlotReader(path, self._place.owner(rank))
-                headers = reader.headers()
+                headers, newest_slots = reader.headers(), reader.newest_slots()
             except (OSError, CorruptCheckpoint):  # the file is being made or replaced; Stop reports damaged files
                 continue
             before = self._seen.get(rank, set())
             self._seen[rank] = set(headers)
             if self._on_held and not before.issuperset(headers):
-                self._on_held(rank, [header.completed_steps for header in headers])
+                self._on_held(rank, [header.completed_steps for header in headers], newest_slots)
             for header in headers:
                 if header not in before:
                     self._notify(rank, header)

@@ -66,10 +66,9 @@ class SavedStates:
                 if rank.rank in self._own_since:
                     rank.saved.own_age_s = now - self._own_since[rank.rank]
 
-    def held(self, rank: int, steps: list[int]) -> None:
-        """Record all steps in a rank's own slots."""
-        with self._lock:
-            self._states.setdefault(rank, pb.SavedState(**NONE)).own_steps[:] = steps
+    def held(self, rank: int, steps: list[int], newest_slots: int) -> None:
+        """Record all steps in a rank's own slots, and the number of slots that have the newest steps."""
+        self.update(rank, own_steps=steps, newest_slots=newest_slots)
 
     def change(self, rank: int, how: Callable[[pb.SavedState], None]) -> None:
         """Change the state of a rank under the lock; ``how`` reads and changes the state, and must return at once."""

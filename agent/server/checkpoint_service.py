@@ -17,6 +17,7 @@ from agent.server.job_registry import Context, JobRegistry, check_job, refusals
 from agent.v1 import agent_pb2 as pb
 from agent.v1 import agent_pb2_grpc
 from everstep.errors import AgentError, ConfigError, CorruptCheckpoint, EverstepError
+from everstep.slots.checksum import hashing_threads
 
 MOST_RESTORES = 8
 """The largest number of shards that a Restore copies at the same time."""
@@ -80,12 +81,13 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
 
     async def _restore(self, runner: JobRunner, request: pb.RestoreRequest) -> list[pb.ShardRestored]:
         loop, fenced = asyncio.get_running_loop(), runner.record.fenced
+        threads = hashing_threads(min(len(request.shards), MOST_RESTORES))
 
         def one(shard: pb.ShardSource) -> pb.ShardRestored:
             began = time.monotonic()
             reply = pb.ShardRestored(rank=shard.rank)
             try:
-                reply.bytes = runner.checkpoints.restore(shard, request.checkpoint, fenced)
+                reply.bytes = runner.checkpoints.restore(shard, request.checkpoint, fenced, threads)
                 reply.ok = True
             except (EverstepError, OSError) as error:
                 reply.damaged, reply.reason = isinstance(error, CorruptCheckpoint), str(error)

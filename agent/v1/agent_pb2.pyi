@@ -2694,6 +2694,7 @@ class SavedState(_message.Message):
     APART_FIELD_NUMBER: _builtins.int
     BACKUP_NONE_FIELD_NUMBER: _builtins.int
     OWN_AGE_S_FIELD_NUMBER: _builtins.int
+    NEWEST_SLOTS_FIELD_NUMBER: _builtins.int
     own_step: _builtins.int
     own_ns: _builtins.int
     """time at which own_step was committed"""
@@ -2727,6 +2728,8 @@ class SavedState(_message.Message):
     """it has no peer; while machines are aligned, backup_step is kept in its own slots"""
     own_age_s: _builtins.float
     """age of the state in own_step"""
+    newest_slots: _builtins.int
+    """number of its own slots that have the newest steps, whatever is pinned; 0: unknown"""
     @_builtins.property
     def disk_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """steps that all ranks of this machine have on disk"""
@@ -2758,10 +2761,11 @@ class SavedState(_message.Message):
         apart: _builtins.int = ...,
         backup_none: _builtins.bool = ...,
         own_age_s: _builtins.float = ...,
+        newest_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "own_age_s", b"own_age_s", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "backup_calm", b"backup_calm", "backup_named", b"backup_named", "backup_none", b"backup_none", "backup_problem", b"backup_problem", "backup_step", b"backup_step", "backup_whole", b"backup_whole", "disk_age_s", b"disk_age_s", "disk_kept", b"disk_kept", "disk_passed", b"disk_passed", "disk_problem", b"disk_problem", "disk_settled", b"disk_settled", "disk_step", b"disk_step", "disk_steps", b"disk_steps", "disk_wanted", b"disk_wanted", "newest_slots", b"newest_slots", "own_age_s", b"own_age_s", "own_ns", b"own_ns", "own_step", b"own_step", "own_steps", b"own_steps", "remote_step", b"remote_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

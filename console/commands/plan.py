@@ -14,13 +14,15 @@ from console.commands.shared import JsonOption, finish, print_json
 from everstep.decisions.sizing.load import FORWARD_SHARE, Load
 from everstep.errors import ConfigError
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.hardware import Concurrency, Hardware, source_of
+from everstep.model.hardware import Hardware, source_of
+from everstep.slots.checksum import MOST_THREADS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 SETTINGS = (
-    *("slots", "overlap", "backup", "backup_slots", "backup_every_steps", "backup_rate_mb_s"),
+    *("slots", "overlap", "backup", "backup_slots", "backup_every_steps", "backup_rate_mb_s", "backup_card_share"),
+    "transfer_connections",
     *("disk", "disk_every_steps", "disk_every_min", "disk_keep", "remote_url", "remote_keep"),
 )
 """The settings of the table ``[checkpoint]`` that a plan depends on, beside the size of the state."""
@@ -90,7 +92,6 @@ async def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
         place = f"checkpoint.state_mb_per_rank in {chosen['job_file']}" if spec else "--state"
         raise ConfigError(f"the size of a rank's state is not known: give {place}, e.g. --state 40GB")
     hardware, sources = await _hardware(chosen)
-    concurrency = _given(chosen, Concurrency.model_fields)
     return Load(
         state_bytes=state,
         ranks=chosen["ranks_per_machine"] or (spec.ranks_per_machine if spec else 8),
@@ -98,11 +99,9 @@ async def _load_of(chosen: Mapping[str, Any]) -> tuple[Load, dict[str, str]]:
         step_s=chosen["step_s"],
         policy=policy,
         hardware=hardware,
-        concurrency=_checked(Concurrency, {}, concurrency),
+        hash_threads=chosen["hash_threads"],
         forward_share=chosen["forward_share"],
-    ), sources | {
-        name: "given" if name in concurrency else source_of(Concurrency, name) for name in Concurrency.model_fields
-    }
+    ), sources
 
 
 async def _hardware(chosen: Mapping[str, Any]) -> tuple[Hardware, dict[str, str]]:
@@ -110,7 +109,7 @@ async def _hardware(chosen: Mapping[str, Any]) -> tuple[Hardware, dict[str, str]
     given = _given(chosen, Hardware.model_fields)
     measured = _measured(chosen) if chosen["measure"] else {}
     least, source = await _least(chosen["cluster"]) if chosen["cluster"] else ({}, "")
-    sources = {name: source_of(Hardware, name) for name in Hardware.model_fields}
+    sources = {name: source_of(name) for name in Hardware.model_fields}
     sources |= dict.fromkeys(measured, "measured here") | dict.fromkeys(least, source) | dict.fromkeys(given, "given")
     return _checked(Hardware, measured | least, given), sources
 
@@ -224,6 +223,10 @@ def _signature() -> inspect.Signature:
             Annotated[float, typer.Option(min=0.01, max=1, help="Share of a step before the call of optimizer.step.")],
             FORWARD_SHARE,
         ),
+        "hash_threads": (
+            Annotated[int, typer.Option(min=1, help="Threads that hash one slot, where there are cores for them.")],
+            MOST_THREADS,
+        ),
         "measure": (
             Annotated[bool, typer.Option("--measure", help="Measure this computer; takes some seconds.")],
             False,
@@ -253,7 +256,6 @@ def _signature() -> inspect.Signature:
     made = {
         **_options(CheckpointPolicy, SETTINGS, "The table [checkpoint]"),
         **_options(Hardware, Hardware.model_fields, "The machine"),
-        **_options(Concurrency, Concurrency.model_fields, "everstep"),
     }
     every = own | {name: (option, None) for name, option in made.items()}
     return inspect.Signature(

@@ -13,7 +13,7 @@ from everstep.decisions.sizing.load import Load
 from everstep.decisions.sizing.plan import Plan
 from everstep.decisions.sizing.restart import RestartPart
 from everstep.decisions.sizing.traffic import FilePlan
-from everstep.model.hardware import Concurrency, Hardware
+from everstep.model.hardware import Hardware
 
 Row = tuple[str, ...]
 
@@ -51,7 +51,7 @@ def plan_json(load: Load, plan: Plan, sources: Mapping[str, str]) -> dict[str, A
         "forward_share": load.forward_share,
         "checkpoint": load.policy.model_dump(),
         "hardware": load.hardware.model_dump(),
-        "concurrency": load.concurrency.model_dump(),
+        "hash_threads": load.hash_threads,
         "sources": dict(sources),
         **own,
     }
@@ -87,7 +87,7 @@ def _saves(load: Load, plan: Plan) -> list[Row]:
     else:
         fit = "no", f"only one save in {saves.every_steps} steps would fit, so each step takes {_time(saves.step_s)}"
     copied = f"{load.state_bytes / saves.copy_s / 1e9:.1f} GB/s, {'from the GPU' if load.on_gpu else 'by one thread'}"
-    threads = counted(load.concurrency.hash_threads, "thread")
+    threads = counted(load.hash_threads, "thread")
     return [
         ("training waits", _time(saves.delay_s), f"of it the script's thread {_time(saves.script_s)}"),
         ("copy", _time(saves.copy_s), copied),
@@ -141,10 +141,7 @@ def _total(parts: Sequence[RestartPart]) -> float:
 
 
 def _numbers(load: Load, sources: Mapping[str, str]) -> list[Row]:
-    models: list[tuple[type[Any], Any]] = [(Hardware, load.hardware), (Concurrency, load.concurrency)]
-    return [
-        (name, f"{getattr(values, name):.4g}", sources[name]) for model, values in models for name in model.model_fields
-    ]
+    return [(name, f"{getattr(load.hardware, name):.4g}", sources[name]) for name in Hardware.model_fields]
 
 
 def _time(seconds: float) -> str:

@@ -50,7 +50,9 @@ class Hardware(BaseModel):
         10.0, "published by vLLM (issue 51080), an H200", "Memory that CUDA pins for a rank, GB/s.", gt=0
     )
     unpin_gb_s: float = _number(100.0, PAGES + " (40 ns)", "Pinned memory that the end of a rank releases, GB/s.", gt=0)
-    cards: int = _number(8, NODE, "Network cards for training.", ge=0)
+    cards: int = _number(
+        8, NODE, "Network cards for training, which backups use too; 0: they use the card for management.", ge=0
+    )
     card_gbit_s: float = _number(400.0, NODE, "Each of these cards, Gbit/s.", gt=0)
     management_gbit_s: float = _number(10.0, ASSUMED, "The card for management, Gbit/s; 0: there is none.", ge=0)
     connection_gb_s: float = _number(2.7, VM, "Backups over one connection, verified, GB/s.", gt=0)
@@ -74,19 +76,7 @@ class Hardware(BaseModel):
         return self.card_gbit_s / 8
 
 
-class Concurrency(BaseModel):
-    """How many threads, connections and cards everstep uses; the defaults are those of this release."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    hash_threads: int = _number(4, "this release", "Threads that hash one slot.", ge=1)
-    connections: int = _number(1, "this release", "Connections from a machine to the machine with its backups.", ge=1)
-    backup_cards: int = _number(
-        1, "this release", "Cards for training that backups use; 0: they use the card for management.", ge=0
-    )
-
-
-def source_of(model: type[BaseModel], name: str) -> str:
-    """The source of the default of a field of ``Hardware`` or ``Concurrency``."""
-    extra = model.model_fields[name].json_schema_extra
+def source_of(name: str) -> str:
+    """The source of the default of a field of ``Hardware``."""
+    extra = Hardware.model_fields[name].json_schema_extra
     return str(extra["source"]) if isinstance(extra, dict) else ""

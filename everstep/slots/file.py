@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
@@ -86,7 +87,13 @@ class SlotFile(SlotMapping):
 
     # Saving.
 
-    def begin(self, structure: bytes | tuple[bytes, ...], tensor_bytes: int) -> int:
+    def begin(
+        self,
+        structure: bytes | tuple[bytes, ...],
+        tensor_bytes: int,
+        *,
+        parts: Iterable[tuple[int, int]] | None = None,
+    ) -> int:
         """Start a save: clear the header of the least needed slot, and store the structure in it.
 
         If there is no file, it is made. If the state does not fit into the slot, the slot grows; others are kept.
@@ -94,6 +101,9 @@ class SlotFile(SlotMapping):
         Args:
             structure: The structure, or its pieces.
             tensor_bytes: Bytes of the tensors.
+            parts: Offset and size of each part of the tensors that is written before ``make_present`` is called, bytes.
+                Only they are allocated now, which takes no time that grows with the slot. None: the complete slot is
+                allocated now.
 
         Returns:
             Address of ``tensor_bytes`` writable bytes, valid until ``commit``.
@@ -103,24 +113,30 @@ class SlotFile(SlotMapping):
                 took the memory while the slot grew, the least needed slot is lost.
         """
         pieces = structure if isinstance(structure, tuple) else (structure,)
-        payload = self._claim(tensor_bytes, sum(map(len, pieces)), allocate=True)
+        at, size = aligned(tensor_bytes), sum(map(len, pieces))
+        payload = self._claim(tensor_bytes, size, None if parts is None else chain(((at, size),), parts))
         with payload:
-            at = aligned(tensor_bytes)
             for piece in pieces:
                 payload[at : at + len(piece)] = piece
                 at += len(piece)
         return self._regions[self._begun()[0]].address
 
-    def _claim(self, tensor_bytes: int, structure_bytes: int, *, allocate: bool) -> memoryview:
-        """Clear the header of the least needed slot; returns the slot's payload."""
+    def _claim(self, tensor_bytes: int, structure_bytes: int, parts: Iterable[tuple[int, int]] | None) -> memoryview:
+        """Clear the header of the least needed slot, and allocate these parts of it, or all of it; returns the slot's
+        payload."""
         need = aligned(tensor_bytes) + structure_bytes
         if not self.is_mapped:
             self._make()
+        if self._replaced:  # the last save was given up before its slot was allocated
+            with self._memory:
+                self._free_replaced()
         index = least_needed(self._steps, self._pins())
         if not self._regions[index].fits(need):
-            self._grow(index, need, allocate=allocate)
-        if allocate:
+            self._grow(index, need)
+        if parts is None:
             self._extend(index, self._regions[index].room)  # before the slot is changed, since it may raise an error
+        else:
+            self._allocate_parts(index, parts)
         region = self._regions[index]
         self._store(
             index,
@@ -194,7 +210,7 @@ class SlotFile(SlotMapping):
         Raises:
             CheckpointError: the file system has no room; the committed slots are untouched.
         """
-        return self._claim(header.tensor_bytes, header.structure_bytes, allocate=allocate)
+        return self._claim(header.tensor_bytes, header.structure_bytes, None if allocate else ())
 
     def commit_received(
         self, header: SlotHeader, checksum: PayloadChecksum, *, origin: SlotOwner | None = None

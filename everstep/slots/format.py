@@ -50,6 +50,9 @@ CUT_SHORT = "a save into it was cut short"
 DAMAGED = "its contents do not match their checksum"
 """``SlotInfo.reason`` of a slot whose payload is damaged."""
 
+MOST_ROOM = 16 << 20
+"""Most bytes of a slot beyond its first payload."""
+
 U64 = struct.Struct("<Q")
 I64 = struct.Struct("<q")
 UNUSED, SAVING, SAVED = 0, 1, 2
@@ -135,9 +138,11 @@ def aligned(size: int, to: int = ALIGNMENT) -> int:
 def capacity_for(payload_bytes: int) -> int:
     """Capacity of each slot, bytes, in a file that is made for payloads of ``payload_bytes``.
 
-    It is somewhat larger than the payload, so that a longer structure does not make the file grow again.
+    A 64th part, but at least 64 KiB and at most ``MOST_ROOM``, is left over for what becomes longer from save to save:
+    the structure, e.g. an object's list of past losses, and small tensors of other objects. Without this room, each
+    such save would give its slot another region, and the kernel would free and clear all pages of the slot.
     """
-    return aligned(payload_bytes + max(payload_bytes // 64, 16 * PAGE), PAGE)
+    return aligned(payload_bytes + min(max(payload_bytes // 64, 16 * PAGE), MOST_ROOM), PAGE)
 
 
 def file_bytes(payload_bytes: int, slots: int) -> int:

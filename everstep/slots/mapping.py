@@ -5,7 +5,8 @@ system causes an error then, and not a SIGBUS later. Headers are allocated when 
 record which bytes are allocated: a committed slot is allocated up to the end of its payload.
 
 Each slot has a *region* of the file, which is mapped separately. If a state does not fit, the slot of the save gets a
-larger region, and the memory of its old region is freed. No other slot is touched, and nothing is copied.
+larger region. The memory of its old region is freed before the new one is allocated. No other slot is touched, and
+nothing is copied. To free and to allocate takes seconds for large slots, so a thread other than the script's does both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,8 @@ class SlotMapping:
         self._memory = threading.Lock()
         """The lock for allocating memory, for making it present, and for changing the mapping."""
         self._regions = [Region() for _ in range(slots)]
+        self._replaced: list[Region] = []
+        """Regions that slots had before they grew, whose memory is not freed yet."""
         self._steps = [EMPTY] * slots
         self._damage: list[str] = []
         try:
@@ -146,8 +149,9 @@ class SlotMapping:
         self.before_unmap()
         self._words.release()
         self._headers.close()
-        for region in self._regions:
+        for region in (*self._regions, *self._replaced):
             _unmap(region)
+        self._replaced.clear()
         os.close(self._descriptor)
         self._headers, self._words, self._descriptor = None, None, -1
         self._regions = [Region() for _ in range(self.slots)]
@@ -253,21 +257,40 @@ class SlotMapping:
                 region.present = stop
 
     def _allocate(self, region: Region, stop: int) -> None:
+        self._free_replaced()
         if region.allocated < stop:
             # Allocating a page that already exists keeps its contents.
             with self._room(region.room, self._descriptor):
                 os.posix_fallocate(self._descriptor, region.at + region.allocated, stop - region.allocated)
             region.allocated = stop
 
-    def _grow(self, index: int, payload_bytes: int, *, allocate: bool) -> None:
+    def _allocate_parts(self, index: int, parts: Iterable[tuple[int, int]]) -> None:
+        """Allocate parts of a slot's region, offset and size of each; nothing happens if they are allocated."""
+        region = self._regions[index]
+        for at, size in parts if region.allocated < region.room else ():
+            if size:
+                with self._room(size, self._descriptor):
+                    os.posix_fallocate(self._descriptor, region.at + at, size)
+
+    def _free_replaced(self) -> None:
+        """Free the memory of regions that slots had before they grew; the caller has the lock."""
+        if self._replaced:
+            self.before_unmap()
+        for region in self._replaced:
+            if region.memory is not None:
+                region.memory.madvise(mmap.MADV_REMOVE)
+                _unmap(region)
+        self._replaced.clear()
+
+    def _grow(self, index: int, payload_bytes: int) -> None:
         """Give a slot, and all other empty slots, a region with room for a payload; the slot's state is lost.
 
-        The old region is freed first, so the file never needs more memory than its slots. After a kill at any moment,
-        all other slots are as before. Memory that then belongs to no slot is freed when the file is opened again.
+        No memory is allocated, and that of the old region is freed as soon as some is (``_allocate``). So the file
+        never needs more memory than its slots. After a kill at any moment, all other slots are as before. Memory that
+        then belongs to no slot is freed when the file is opened again.
 
         Raises:
-            CheckpointError: there is no room for all slots with such payloads, and no slot has changed. Or another
-                process took the memory meanwhile; then this slot is empty.
+            CheckpointError: there is no room for all slots with such payloads, and no slot has changed.
         """
         with self._memory:
             missing = self.missing(payload_bytes)
@@ -278,19 +301,15 @@ class SlotMapping:
             for slot in (index, *others):
                 if not self._regions[slot].fits(payload_bytes):
                     self._replace_region(slot, capacity_for(payload_bytes))
-            if allocate:
-                self._allocate(self._regions[index], self._regions[index].room)
             self.mapping += 1
 
     def _replace_region(self, index: int, size: int) -> None:
         """Give a slot an empty region, which is not allocated."""
         self._store(index, StoredSlot())
-        old = self._regions[index]
+        old, self._regions[index] = self._regions[index], Region()
         if old.memory is not None:
-            self.before_unmap()
-            old.memory.madvise(mmap.MADV_REMOVE)
-            _unmap(old)
-        region = Region(_place(self._regions, size, slot_at(self.slots)), size)
+            self._replaced.append(old)
+        region = Region(_place([*self._regions, *self._replaced], size, slot_at(self.slots)), size)
         self._reach(region.at + region.room)
         self._store(index, StoredSlot(at=region.at, room=region.room))
         self._map_region(index, region)

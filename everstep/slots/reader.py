@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from functools import partial
 from pathlib import Path
 
 from everstep.errors import CorruptCheckpoint
@@ -28,7 +29,6 @@ from everstep.slots.owner import SlotOwner
 from everstep.system import private_files as private
 from everstep.system.shared_words import SharedWords
 
-CHUNK = 1 << 20
 READS = 3
 """Number of tries to read a slot that changes meanwhile."""
 
@@ -69,6 +69,19 @@ class SlotReader:
         headers = [self._stored(index).header() for index in range(self._header.slots)]
         return sorted((header for header in headers if header), key=lambda header: header.completed_steps)
 
+    def newest_slots(self) -> int:
+        """Number of slots that have the newest steps, or are being written, whatever is pinned.
+
+        A save never overwrites a pinned step while another slot is left, so each pinned step takes a slot. But three
+        slots have no pinned step (``least_needed``).
+
+        Raises:
+            CorruptCheckpoint: the file was truncated.
+        """
+        slots, pins = self._header.slots, {self.pinned(why) for why in Pin}
+        pinned = sum(header.completed_steps in pins for header in self.headers())
+        return max(slots - pinned, min(slots, 3))
+
     def header(self, completed_steps: int) -> SlotHeader | None:
         """The header of a step; None: the file does not have the step, or no longer has it."""
         return next((header for header in self.headers() if header.completed_steps == completed_steps), None)
@@ -85,12 +98,14 @@ class SlotReader:
         at = self._find(header, offset)
         return os.sendfile(connection, self._descriptor, at, min(count, header.payload_bytes - offset)) if at else 0
 
-    def intact(self, header: SlotHeader) -> bool:
-        """Whether a slot still has the state of a header, and contents that match its checksum."""
-        checksum, done, buffer = PayloadChecksum(), 0, memoryview(bytearray(CHUNK))
-        while count := self.read_into(header, done, buffer):
-            checksum.update(buffer[:count])
-            done += count
+    def intact(self, header: SlotHeader, threads: int = 1) -> bool:
+        """Whether a slot still has the state of a header, and contents that match its checksum.
+
+        Args:
+            header: The header of the slot.
+            threads: Number of threads that read and hash (``hashing_threads``).
+        """
+        checksum = PayloadChecksum.of(partial(self.read_into, header), header.payload_bytes, threads)
         value = checksum.value(self.owner, header.completed_steps)
         return value == header.checksum and self.header(header.completed_steps) == header
 
@@ -180,17 +195,13 @@ def held(path: Path, *, owner: SlotOwner | None = None, verify: bool = True) -> 
 
 
 def _held_slot(descriptor: int, index: int, owner: SlotOwner, verify: bool) -> SlotInfo:
-    """Check one slot, chunk by chunk, so that a checkpoint of many GB needs little memory."""
+    """Check one slot."""
+
+    def read(offset: int, buffer: memoryview) -> int:
+        return os.preadv(descriptor, [buffer], slot.at + offset)
 
     def checksum() -> int:
-        found, done, buffer = PayloadChecksum(), 0, memoryview(bytearray(min(slot.payload_bytes, CHUNK)))
-        while done < slot.payload_bytes:
-            got = os.preadv(descriptor, [buffer[: slot.payload_bytes - done]], slot.at + done)
-            if not got:
-                break
-            found.update(buffer[:got])
-            done += got
-        return found.value(owner, slot.completed_steps)
+        return PayloadChecksum.of(read, slot.payload_bytes).value(owner, slot.completed_steps)
 
     for _ in range(READS):
         page = os.pread(descriptor, SLOT_BYTES, slot_at(index))

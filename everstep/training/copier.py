@@ -8,7 +8,7 @@ takes the GIL only once.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -61,6 +61,11 @@ class Batch:
                 _view(address + offset, source) for offset, source in zip(self._offsets, self._sources, strict=True)
             ]
         return self._views[address], self._sources
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Offset in the slot and size of each range that is copied, bytes."""
+        yield from ((offset, size) for offset, _, size in self.moves)
+        yield from ((offset, source.nbytes) for offset, source in zip(self._offsets, self._sources, strict=True))
 
     def forget_slots(self) -> None:
         """Forget the addresses of slots, because the file has another mapping."""

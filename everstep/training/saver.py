@@ -5,8 +5,9 @@ The saves follow each other::
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, signal
 
-The memory of a new file is allocated slot by slot. The first save waits for its slot; the copying thread allocates the
-other slots when it has nothing else to do.
+The memory of a new file is allocated slot by slot, by the copying thread: that of a slot before its first large copies,
+and that of the other slots when there is nothing else to do. Only what the small copies need is allocated before
+training continues.
 
 A save is given up if a tensor changes before it is copied. Then a warning names the tensor, and from then on everything
 is copied before training continues.
@@ -131,12 +132,14 @@ class Saver:
             CheckpointError: there is no room in shared memory, or the save before this one failed.
         """
         self.wait()
-        address = self._file.begin(encoded.pieces, encoded.layout.total_bytes)
         try:
             plan = self._planned(things, encoded)
+            now = plan.now(encoded)
+            parts = (part for _, batch in now for part in batch.parts()) if plan.later else None
+            address = self._file.begin(encoded.pieces, encoded.layout.total_bytes, parts=parts)
+            plan.follow(self._file.mapping)
             for device in plan.devices:
                 self._copiers[device].follow()
-            now = plan.now(encoded)
             if not plan.later:
                 self._make_ready(address, encoded.layout.total_bytes)
             self._copy(now, address, None if plan.later else completed_steps)
@@ -180,8 +183,8 @@ class Saver:
         if save is None or os.getpid() != self._process:
             return
         save.ended.wait()
-        self._let_step(save)
         self._save = None
+        self._let_step(save)
 
     def give_up(self, completed_steps: int) -> None:
         """Discard the states after ``completed_steps`` steps or more, whether they are committed or not."""
@@ -229,7 +232,6 @@ class Saver:
                 self._plans.clear()  # plans keep tensors alive that the script may have replaced
             self._plans[encoded.layout] = plan
             self._make_copiers(plan.devices)
-        plan.follow(self._file.mapping)
         return plan
 
     def _hand_over(self, save: _Save) -> None:

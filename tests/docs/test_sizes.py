@@ -9,7 +9,7 @@ import pytest
 from everstep.decisions.sizing.load import Load
 from everstep.decisions.sizing.plan import Plan, plan_job
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.hardware import Concurrency, Hardware
+from everstep.model.hardware import Hardware
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "sizes.md").read_text()
 NODE = Hardware(shm_gb=1960)
@@ -24,12 +24,12 @@ def plan(
     backup_slots: int | None = 2,
     hash_threads: int = 1,
     hardware: Hardware = NODE,
-    connections: int = 1,
-    backup_cards: int = 1,
+    **settings: int,
 ) -> Plan:
-    policy = CheckpointPolicy(slots=slots, backup=backup_slots is not None, backup_slots=backup_slots or 2)
-    used = Concurrency(hash_threads=hash_threads, connections=connections, backup_cards=backup_cards)
-    return plan_job(Load(state_gb * GB, 8, 16, 10.0, policy, hardware, used))
+    policy = CheckpointPolicy.model_validate(
+        {"slots": slots, "backup": backup_slots is not None, "backup_slots": backup_slots or 2, **settings}
+    )
+    return plan_job(Load(state_gb * GB, 8, 16, 10.0, policy, hardware, hash_threads))
 
 
 def table(heading: str) -> list[list[str]]:
@@ -83,9 +83,10 @@ def test_the_table_of_a_restart() -> None:
 
 
 def test_the_traffic() -> None:
-    one, many = plan(40).backups, plan(40, connections=16, backup_cards=8).backups
+    one_card = NODE.model_copy(update={"cards": 1})
+    one, many = plan(40, hardware=one_card, transfer_connections=1).backups, plan(40).backups
     assert one is not None
     assert many is not None
     assert (f"{one.seconds:.0f}", one.every_steps, f"{one.management_s:.0f}") == ("119", 12, "256")
-    assert (f"{many.seconds:.1f}", many.every_steps, f"{many.cores:.0f}") == ("7.4", 1, "20")
+    assert (f"{many.seconds:.1f}", many.every_steps, f"{many.cores:.0f}") == ("3.7", 1, "20")
     assert many.card_share == pytest.approx(0.08, abs=0.005)

@@ -1,9 +1,9 @@
 """Detects ranks that drift so far apart that their slots may have no step in common.
 
 Ranks with collectives in every step are at most one step apart. If ranks synchronize only every 25 steps, fast ranks
-are up to 25 steps ahead of slow ranks. Own slots hold only the last few steps, so there may be no common step although
-every rank saves. Once drift is seen, machines are aligned (``everstep/decisions/keep/align_backups.py``): all of them
-keep the same step until the next named step is complete.
+are up to 25 steps ahead of slow ranks. Own slots hold only the last few steps and pinned steps, so there may be no
+common step although every rank saves. Once drift is seen, machines are aligned
+(``everstep/decisions/keep/align_backups.py``): all of them keep the same step until the next named step is complete.
 
 Machines show their ranks at different times, and no two clocks are compared. So a rank counts as behind only compared
 with the step that another rank had ``LATE_S`` earlier.
@@ -37,6 +37,9 @@ class RankPosition:
     completed_steps: int
     heard_ns: int
     """When the machine's message arrived, on the receiver's clock."""
+    newest_slots: int = 0
+    """The number of the rank's slots that have the newest steps, whatever is pinned; 0: not known. A rank may use fewer
+    slots than its job wants, since memory is short, and pinned steps take slots."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class DriftRule:
     """The drift of the ranks of one generation of a job.
 
     Args:
-        slots: The number of slots of each rank.
+        slots: The number of slots of a rank that does not show how many of its slots have the newest steps.
     """
 
     slots: int
@@ -65,7 +68,8 @@ class DriftRule:
         del self._times[:old], self._newest[:old]
         distances = (self._before(rank.heard_ns) - max(rank.own_step, rank.completed_steps) for rank in known)
         apart = max(distances, default=0)
-        if apart > self.slots - UNSAFE_SLOTS:
+        slots = min((rank.newest_slots or self.slots for rank in known), default=self.slots)
+        if apart > slots - UNSAFE_SLOTS:
             self._seen.append((now_ns, apart))
         while self._seen and self._seen[0][0] < now_ns - RECALL_S * 1e9:
             self._seen.popleft()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.hardware import Concurrency, Hardware
+from everstep.model.hardware import Hardware
+from everstep.slots.checksum import MOST_THREADS
 
 FORWARD_SHARE = 0.9
 """Share of a step before the call of ``optimizer.step``; assumed."""
@@ -24,7 +25,8 @@ class Load:
     """Time of a step without saves, seconds."""
     policy: CheckpointPolicy
     hardware: Hardware
-    concurrency: Concurrency
+    hash_threads: int = MOST_THREADS
+    """Threads that hash one slot, where there are cores for them."""
     forward_share: float = FORWARD_SHARE
     """Share of a step before the call of ``optimizer.step``, from 0 to 1."""
 
@@ -68,4 +70,4 @@ class Load:
     @property
     def hash_rate(self) -> float:
         """Bytes per second with which the threads of a rank hash its slot."""
-        return self.rate(self.hardware.hash_gb_s, threads=self.concurrency.hash_threads)
+        return self.rate(self.hardware.hash_gb_s, threads=self.hash_threads)

@@ -99,7 +99,7 @@ def _stop(load: Load) -> list[RestartPart]:
 
 
 def _verify(load: Load) -> RestartPart:
-    threads = load.concurrency.hash_threads
+    threads = load.hash_threads
     rate = load.rate(load.hardware.verify_gb_s, threads=threads)
     return RestartPart("verify", load.state_bytes / rate, f"agents hash the chosen slots, {_threads(threads)} a slot")
 
@@ -110,7 +110,7 @@ def _launch(load: Load) -> list[RestartPart]:
 
 
 def _restore(load: Load) -> list[RestartPart]:
-    size, threads = load.state_bytes, _threads(load.concurrency.hash_threads)
+    size, threads = load.state_bytes, _threads(load.hash_threads)
     if load.on_gpu:
         pin_s = size / load.rate(load.hardware.pin_gb_s, traffic=0)
         return [
@@ -131,7 +131,7 @@ def _host_restore_s(load: Load) -> tuple[float, float]:
     The first thread copies and hashes piece by piece. The second one makes pages present, and then copies pieces from
     the end until both meet. The first thread hashes what the second one has copied.
     """
-    hardware, size, threads = load.hardware, load.state_bytes, load.concurrency.hash_threads
+    hardware, size, threads = load.hardware, load.state_bytes, load.hash_threads
     copy_s = size / load.rate(hardware.piece_copy_gb_s, traffic=2)
     cached_s = size / load.rate(hardware.cached_hash_gb_s, threads=threads, traffic=0)
     pages_s = size / load.rate(hardware.map_gb_s, traffic=0) + NEW_SHARE * size / load.rate(hardware.clear_gb_s)

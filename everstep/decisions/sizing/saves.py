@@ -29,7 +29,7 @@ class SavePlan:
     first_s: float
     """The longest save: the first one into a slot, whose memory has to be allocated, mapped and pinned."""
     first_delay_s: float
-    """The delay of training by the first save of a job: it also allocates its slot in the script's thread."""
+    """The delay of training by the first save of a job."""
     delay_s: float
     """The delay of training by every other save."""
     step_s: float
@@ -52,7 +52,7 @@ def plan_saves(load: Load) -> SavePlan:
     overlapped = load.policy.overlap and load.policy.slots > 2
     step_s = _step_s(load, copy_s, save_s, overlapped)
     first_s = save_s + allocate_s + map_s + pin_s
-    first_step_s = allocate_s + _step_s(load, map_s + pin_s + copy_s, first_s - allocate_s, overlapped)
+    first_step_s = _step_s(load, allocate_s + map_s + pin_s + copy_s, first_s, overlapped)
     forward_s = load.forward_share * load.step_s
     return SavePlan(
         script_s=SCRIPT_S,

@@ -20,7 +20,7 @@ class BackupPlan:
     rate: float
     """Bytes per second at which the machine can send."""
     bound_by: str
-    """What limits the rate: connections, cards, or a setting."""
+    """What limits the rate: a setting, the cards, or the card for management."""
     seconds: float
     """Time of the backup of one step."""
     every_steps: int
@@ -62,19 +62,22 @@ def plan_backups(load: Load, step_s: float) -> BackupPlan | None:
     """
     if not load.backup_slots:
         return None
-    hardware, concurrency = load.hardware, load.concurrency
-    cards = min(concurrency.backup_cards, hardware.cards)
-    network = cards * hardware.card_gb_s if cards else hardware.management_gbit_s / 8
+    hardware, policy = load.hardware, load.policy
+    network = hardware.cards * hardware.card_gb_s or hardware.management_gbit_s / 8
+    # Each card has connections of its own (``agent/checkpoints/peers/sender.py``).
+    connections = policy.transfer_connections * max(1, hardware.cards)
     limits = {
-        "connections": 1e9 * hardware.connection_gb_s * concurrency.connections,
-        "cards" if cards else "the card for management": 1e9 * network,
+        "transfer_connections": 1e9 * hardware.connection_gb_s * connections,
+        "the cards" if hardware.cards else "the card for management": 1e9 * network,
     }
-    if load.policy.backup_rate_mb_s:
-        limits["backup_rate_mb_s"] = 1e6 * load.policy.backup_rate_mb_s
+    if policy.backup_card_share:
+        limits["backup_card_share"] = 1e9 * network * policy.backup_card_share
+    if policy.backup_rate_mb_s:
+        limits["backup_rate_mb_s"] = 1e6 * policy.backup_rate_mb_s
     bound_by, rate = min(limits.items(), key=lambda limit: limit[1])
     size = load.machine_bytes
     seconds = size / rate if rate else math.inf
-    wanted = load.policy.backup_every_steps
+    wanted = policy.backup_every_steps
     every = wanted * max(1, math.ceil(seconds / (wanted * step_s))) if rate else 0
     sent = size / (every * step_s) if every else 0.0
     return BackupPlan(

@@ -160,6 +160,19 @@ def test_machines_are_aligned_in_the_running_generation() -> None:
     assert found[0] == 3 and found[1].named > 2
 
 
+@pytest.mark.parametrize(("newest_slots", "apart"), [(0, 0), (3, 2)])
+def test_ranks_drift_apart_by_the_slots_that_they_have_and_not_by_those_that_the_job_wants(
+    newest_slots: int, apart: int
+) -> None:
+    job, found = watched(), 0
+    for second in range(1, 9):
+        for rank, step in ((0, 20 + second), (1, 17 + second)):
+            show(job, second * S, step, ranks=(rank,), own_step=step, newest_slots=newest_slots)
+        if aligned := job.align(second * S):
+            found = aligned[1].apart
+    assert found == apart
+
+
 def test_nothing_is_requested_of_ended_ranks() -> None:
     job = watched()
     show(job, 100 * S, 20, own_step=20, own_ns=100 * S)

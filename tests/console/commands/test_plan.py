@@ -56,9 +56,16 @@ def test_json_has_the_plan_and_its_numbers(capsys: pytest.CaptureFixture[str]) -
     assert (found["state_bytes"], found["refusal"], found["checkpoint"]["slots"]) == (40 * 10**9, "", 3)
     assert found["memory"]["total"] == found["memory"]["own"] + found["memory"]["backups"]
     assert found["totals"]["restart"] == pytest.approx(sum(part["seconds"] for part in found["restart"]))
-    assert (found["hardware"]["cards"], found["concurrency"]["hash_threads"]) == (8, 8)
-    assert found["sources"]["hash_threads"] == "given"
-    assert found["sources"].keys() == found["hardware"].keys() | found["concurrency"].keys()
+    assert (found["hardware"]["cards"], found["hash_threads"]) == (8, 8)
+    assert found["sources"].keys() == found["hardware"].keys()
+
+
+def test_backups_use_the_settings_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    usual, more = (planned(capsys, *FITS, *options) for options in ([], ["--transfer-connections", "32"]))
+
+    assert usual["backups"]["bound_by"] == "transfer_connections"
+    assert more["backups"]["bound_by"] == "backup_card_share"
+    assert more["backups"]["rate"] == 0.25 * 8 * 50e9
 
 
 def test_a_job_file_gives_the_settings_and_options_replace_them(
@@ -87,7 +94,10 @@ def test_a_job_file_gives_the_settings_and_options_replace_them(
         (["--state", "0GB"], "--state '0GB': the state has at least one byte"),
         (["--state", "4GB", "--slots", "9"], "--slots 9: input should be less than or equal to 8"),
         (["--state", "4GB", "--hash-gb-s", "0"], "--hash-gb-s 0.0: input should be greater than 0"),
-        (["--state", "4GB", "--connections", "0"], "--connections 0: input should be greater than or equal to 1"),
+        (
+            ["--state", "4GB", "--transfer-connections", "0"],
+            "--transfer-connections 0: input should be greater than or equal to 1",
+        ),
         (["nowhere.toml"], "there is no job file nowhere.toml: check the path"),
     ],
 )

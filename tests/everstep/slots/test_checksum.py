@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from unittest import mock
 
 import pytest
@@ -35,6 +36,40 @@ def test_neither_the_parts_nor_the_threads_change_it(payload: bytes, cuts: list[
     parts = [payload[begin:end] for begin, end in zip([0, *ends], [*ends, len(payload)], strict=True)]
     with mock.patch.object(checksum, "PIECE_BYTES", piece):
         assert value(parts, threads=threads) == value([payload])
+
+
+@settings(max_examples=200)
+@given(
+    payload=st.binary(max_size=400),
+    most=st.integers(1, 50),
+    threads=st.integers(1, 5),
+    piece=st.integers(1, 64),
+    buffer=st.integers(1, 64),
+)
+def test_neither_short_reads_nor_the_threads_change_it(
+    payload: bytes, most: int, threads: int, piece: int, buffer: int
+) -> None:
+    def read(offset: int, into: memoryview) -> int:
+        part = payload[offset : offset + min(most, len(into))]
+        into[: len(part)] = part
+        return len(part)
+
+    with mock.patch.multiple(checksum, PIECE_BYTES=piece, READ_BYTES=buffer):
+        assert PayloadChecksum.of(read, len(payload), threads).value(OWNER, 7) == value([payload])
+
+
+def test_threads_read_at_the_same_time_and_a_read_that_ends_early_is_noticed() -> None:
+    payload, both = os.urandom(10 << 20), threading.Barrier(2)
+
+    def read(offset: int, into: memoryview) -> int:
+        if offset in {0, 4 << 20}:
+            both.wait(30)  # each of two threads reads its first piece
+        into[:] = payload[offset : offset + len(into)]
+        return len(into)
+
+    assert PayloadChecksum.of(read, len(payload), 2).value(OWNER, 7) == value([payload])
+    cut = PayloadChecksum.of(lambda offset, into: read(offset, into) if offset < 9 << 20 else 0, len(payload), 2)
+    assert cut.value(OWNER, 7) != value([payload])
 
 
 @given(payload=st.binary(min_size=1, max_size=300), at=st.integers(0), bit=st.integers(0, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
@@ -19,6 +20,7 @@ from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.format import PAGE, slot_at
 from everstep.slots.reader import SlotReader
+from everstep.system.memory import free
 from everstep.system.pages import READ, STRIDE, WRITE, populate
 from tests.everstep.slots.saved import contents, save, valid_steps
 from tests.shm import shm_folder
@@ -70,6 +72,34 @@ def test_a_part_of_a_slot_is_made_present_and_no_more(folder: Path) -> None:
     view[:1_000_000] = bytes(1_000_000)
     file.make_present()
     assert allocated(folder / "d") >= 5_000_000
+
+
+def test_a_save_allocates_the_named_parts_at_first_and_the_rest_later(folder: Path) -> None:
+    path, size = folder / "c", 5_000_000
+    file = SlotFile(path, slots=2)
+    address = file.begin(b"structure", size, parts=[(0, 100), (3_000_000, 5000), (4_000_000, 0)])
+    assert allocated(path) <= slot_at(2) + 5 * PAGE, "headers, structure and two parts"
+    expected = contents(1, size)
+    ctypes.memmove(address, expected[:100], 100)
+    ctypes.memmove(address + 3_000_000, expected[3_000_000:3_005_000], 5000)
+    file.make_present()
+    assert allocated(path) >= size
+    assert bytes(file.tensors()[:100]) == expected[:100]
+    assert bytes(file.tensors()[3_000_000:3_005_000]) == expected[3_000_000:3_005_000]
+    file.tensors()[:] = expected
+    file.commit(1)
+    assert bytes(SlotFile(path).load(1).tensors) == expected
+
+
+def test_a_part_without_room_is_an_error_before_the_slot_is_changed(small: Path) -> None:
+    path, size = small / "c", 500_000
+    file = SlotFile(path, slots=2)
+    save(file, 1, size)
+    with (small / "other").open("wb") as taken:
+        os.posix_fallocate(taken.fileno(), 0, free(small))
+    with pytest.raises(CheckpointError, match=NO_ROOM):
+        file.begin(b"structure", size, parts=[(0, 100)])
+    assert valid_steps(path) == [1]
 
 
 def test_a_slot_without_room_is_an_error_and_the_others_stay(small: Path) -> None:

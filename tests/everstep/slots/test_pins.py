@@ -50,6 +50,27 @@ def test_if_all_other_slots_are_pinned_the_weakest_pin_is_overwritten(folder: Pa
     reader.close()
 
 
+@settings(max_examples=100)
+@given(slots=st.integers(2, 6), pins=st.lists(st.tuples(st.sampled_from(list(Pin)), st.integers(1, 8)), max_size=4))
+def test_the_slots_for_the_newest_steps_keep_them_whatever_is_pinned(slots: int, pins: list[tuple[Pin, int]]) -> None:
+    with shm_folder() as folder:
+        file = SlotFile(folder / "c", slots=slots)
+        for step in range(1, 9):
+            save(file, step)
+        with contextlib.closing(SlotReader(folder / "c")) as reader:
+            assert reader.newest_slots() == slots
+            for why, step in pins:
+                reader.pin(why, step)
+            newest = reader.newest_slots()
+        assert min(slots, 3) <= newest <= slots
+        for step in range(9, 20):
+            file.begin(b"", 0)  # one slot is being written
+            file.abort()
+            there = valid_steps(folder / "c")
+            assert there[len(there) - newest + 1 :] == list(range(step - newest + 1, step))
+            save(file, step)
+
+
 def test_the_strongest_of_two_pins_on_a_step_counts(folder: Path) -> None:
     file = SlotFile(folder / "c", slots=4)
     for step in (1, 2, 3, 4):

@@ -96,7 +96,7 @@ def test_a_step_waits_on_the_device_and_the_commit_on_the_host(
     cuda.calls.clear()
     checkpoint.save(3)  # the file grew by the optimizer's new state, so it is mapped elsewhere
     checkpoint.wait()
-    assert cuda.log == ["unpin", "unpin", *start, "pin", *end]  # both used slots are unpinned
+    assert cuda.log == [*start, "unpin", "unpin", "pin", *end]  # both used slots are unpinned
     checkpoint.close()
     assert cuda.log[-1] == "unpin" and not cuda.registered
     assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -19,7 +20,6 @@ from torch import nn
 
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
-from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause, Training, clone, same, saved, steps_in, without_ours
 
@@ -272,24 +272,72 @@ def test_slots_are_made_ready_between_saves(make: Callable[..., Checkpoint], shm
     assert path.stat().st_blocks * 512 == path.stat().st_size
 
 
-def test_want_of_room_ends_neither_the_thread_nor_a_save_that_has_its_slot(
+class Allocations:
+    """Counts the bytes that each thread allocates in slot files, and refuses them while ``full``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real = os.posix_fallocate
+        self.full = False
+        """Whether threads other than the main thread get no memory."""
+        self.main = self.others = 0
+        monkeypatch.setattr(os, "posix_fallocate", self._allocate)
+
+    def _allocate(self, descriptor: int, offset: int, length: int) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.full and not is_main:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._real(descriptor, offset, length)
+        if is_main:
+            self.main += length
+        else:
+            self.others += length
+
+
+def test_memory_of_new_and_of_larger_slots_is_allocated_while_training_continues(
     make: Callable[..., Checkpoint], shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training()
     checkpoint = make(training.things)
-    real, full = os.posix_fallocate, threading.Event()
-
-    def fallocate(descriptor: int, offset: int, length: int) -> None:
-        if full.is_set() and threading.current_thread() is not threading.main_thread():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor, offset, length)
-
-    full.set()
-    monkeypatch.setattr(os, "posix_fallocate", fallocate)
-    for step in (1, 2, 3, 4):
+    allocations = Allocations(monkeypatch)
+    for step in range(1, 7):
+        if step == 4:
+            training.backward()
+            training.first.step()  # the optimizer makes its moments, so the slots grow
+            training.first.zero_grad()
+            training.model.zero_grad()
+        expected = training.snapshot()
+        size = (shm / "c").stat().st_size if step > 1 else 0
         checkpoint.save(step)
         checkpoint.wait()
-    assert sorted(slot.completed_steps for slot in held(shm / "c") if slot.valid) == [2, 3, 4]
+        assert same(without_ours(saved(shm / "c", step)), expected)
+        assert ((shm / "c").stat().st_size > size) is (step in {1, 4, 5, 6})
+    assert allocations.others > 5 * allocations.main > 0
+    assert steps_in(shm / "c") == [4, 5, 6]
+
+
+def test_want_of_room_reaches_the_script_and_costs_neither_the_thread_nor_the_next_save(
+    make: Callable[..., Checkpoint], shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    checkpoint = make(training.things)
+    allocations = Allocations(monkeypatch)
+    allocations.full = True
+    for step in (1, 2):
+        checkpoint.save(step)  # training goes on before the slot is allocated
+        with pytest.raises(CheckpointError, match=rf"after step {step} could not be saved: no room for checkpoints"):
+            checkpoint.wait()
+    allocations.full = False
+    checkpoint.save(3)
+    checkpoint.wait()
+    allocations.full = True  # the slots that are not used yet cannot be prepared
+    checkpoint.save(4)
+    with contextlib.suppress(CheckpointError):  # the slot may have been prepared before
+        checkpoint.wait()
+    allocations.full = False
+    for step in (5, 6):
+        checkpoint.save(step)
+        checkpoint.wait()
+    assert steps_in(shm / "c")[-2:] == [5, 6]
 
 
 def test_the_copying_thread_pushes_no_step_aside(shm: Path) -> None:

@@ -100,6 +100,18 @@ def test_a_silent_machine_is_not_behind_and_a_drift_ends_after_a_while() -> None
     assert together == [27, 0]
 
 
+@pytest.mark.parametrize(("shown", "apart"), [(0, 0), (5, 0), (3, 2)])
+def test_slots_that_are_missing_or_pinned_hold_no_newest_step(shown: int, apart: int) -> None:
+    """The job wants 5 slots. A rank that is 2 steps ahead of another one has overwritten its step if 3 slots are
+    left."""
+    rule = DriftRule(5)
+    for second in range(6):
+        ahead = RankPosition(0, 12 + second, 12 + second, second * S, newest_slots=shown)
+        behind = RankPosition(1, 9 + second, 9 + second, second * S)
+        found = rule.observe([ahead, behind], second * S)
+    assert found == apart
+
+
 @pytest.mark.parametrize("own", [-1, 100])
 def test_the_position_of_a_rank_without_a_step_is_its_restored_step(own: int) -> None:
     rule = DriftRule(4)

@@ -14,7 +14,7 @@ from everstep.decisions.sizing.restart import NCCL_S, plan_restart, restore_s
 from everstep.decisions.sizing.saves import SCRIPT_S, plan_saves
 from everstep.decisions.sizing.traffic import plan_backups, plan_disk, plan_remote
 from everstep.model.checkpoint_policy import CheckpointPolicy
-from everstep.model.hardware import Concurrency, Hardware
+from everstep.model.hardware import Hardware
 from everstep.slots.footprint import footprint
 
 GB = 10**9
@@ -22,11 +22,14 @@ NODE = Hardware(shm_gb=1900)
 
 
 def load(
-    state_gb: float = 40, hardware: Hardware = NODE, step_s: float = 10.0, machines: int = 16, **settings: object
+    state_gb: float = 40,
+    hardware: Hardware = NODE,
+    step_s: float = 10.0,
+    machines: int = 16,
+    *,
+    hash_threads: int = 1,
+    **settings: object,
 ) -> Load:
-    concurrency = {"hash_threads": 1} | {
-        name: settings.pop(name) for name in Concurrency.model_fields if name in settings
-    }
     return Load(
         state_bytes=int(state_gb * GB),
         ranks=8,
@@ -34,7 +37,7 @@ def load(
         step_s=step_s,
         policy=CheckpointPolicy.model_validate(settings),
         hardware=hardware,
-        concurrency=Concurrency.model_validate(concurrency),
+        hash_threads=hash_threads,
     )
 
 
@@ -118,7 +121,7 @@ def test_the_optimizer_waits_for_a_copy_that_is_longer_than_forward_and_backward
 
 @given(loads, st.integers(2, 8))
 def test_more_threads_never_make_a_checksum_slower(job: Load, times: int) -> None:
-    more = replace(job, concurrency=Concurrency(hash_threads=job.concurrency.hash_threads * times))
+    more = replace(job, hash_threads=job.hash_threads * times)
     assert plan_saves(more).checksum_s <= plan_saves(job).checksum_s
 
 
@@ -135,9 +138,10 @@ def test_ranks_that_share_a_core_are_slower() -> None:
     assert few.hash_rate == pytest.approx(load().hash_rate / 2)
 
 
-@given(loads, st.integers(1, 64), st.integers(0, 8))
-def test_backups_never_exceed_their_limits(job: Load, connections: int, cards: int) -> None:
-    job = replace(job, concurrency=Concurrency(connections=connections, backup_cards=cards))
+@given(loads, st.integers(1, 32), st.integers(0, 8), st.floats(0, 1))
+def test_backups_never_exceed_their_limits(job: Load, connections: int, cards: int, share: float) -> None:
+    policy = job.policy.model_copy(update={"transfer_connections": connections, "backup_card_share": share})
+    job = replace(job, policy=policy, hardware=job.hardware.model_copy(update={"cards": cards}))
     step_s = plan_saves(job).step_s
     backups = plan_backups(job, step_s)
 
@@ -146,8 +150,8 @@ def test_backups_never_exceed_their_limits(job: Load, connections: int, cards: i
         return
     assert backups is not None
     assert backups.bytes == 8 * job.state_bytes
-    assert backups.rate <= 1e9 * NODE.connection_gb_s * connections
-    assert backups.rate <= (cards * 50e9 if cards else 1.25e9)
+    assert backups.rate <= 1e9 * NODE.connection_gb_s * connections * max(1, cards)
+    assert backups.rate <= (cards * 50e9 if cards else 1.25e9) * (share or 1)
     assert backups.every_steps * step_s >= backups.seconds * (1 - 1e-9)
     assert 0 < backups.card_share <= 1 + 1e-9
 
@@ -158,9 +162,11 @@ def test_what_limits_backups_is_named() -> None:
         assert backups is not None
         return backups.bound_by
 
-    assert bound_by() == "connections"
-    assert bound_by(connections=64) == "cards"
-    assert bound_by(connections=64, backup_cards=0) == "the card for management"
+    no_cards = NODE.model_copy(update={"cards": 0})
+    assert bound_by() == "transfer_connections"
+    assert bound_by(transfer_connections=32) == "backup_card_share"
+    assert bound_by(transfer_connections=32, backup_card_share=0) == "the cards"
+    assert bound_by(hardware=no_cards, backup_card_share=0) == "the card for management"
     assert bound_by(backup_rate_mb_s=100) == "backup_rate_mb_s"
 
 
