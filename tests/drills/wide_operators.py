@@ -126,7 +126,8 @@ async def test_a_job_that_is_reset_to_before_its_incident_goes_on(
     if again:
         state = await until(cluster, job, lambda state: state.status == "running")
         await kill_a_rank(cluster, job, max(state.generation, 2))
-    await finished(cluster, job, losses, undisturbed)
+    state = await finished(cluster, job, losses, undisturbed)
+    assert state.generation == (3 if again else 2), "the reset stopped no rank"
 
 
 async def test_temporals_database_is_an_older_one(cluster: DrillCluster, undisturbed: Losses) -> None:
