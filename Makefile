@@ -68,7 +68,7 @@ sweep: temporal ## kill the worker at every event in turn, of a crash, an evicti
 	@for of in crash eviction update rollback replay; do $(BIN)/python -P -m soaks sweep --of $$of || exit 1; done
 
 drills: temporal ## lose every machine, group and copy in turn (long; small file systems need root)
-	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_evictions.py tests/drills/wide_replays.py tests/drills/wide_stages.py tests/drills/wide_ladder.py tests/drills/wide_slow.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py
+	@$(BIN)/python -P -m pytest -m "" tests/drills/wide.py tests/drills/wide_evictions.py tests/drills/wide_replays.py tests/drills/wide_stages.py tests/drills/wide_ladder.py tests/drills/wide_slow.py tests/drills/wide_deployed.py tests/drills/wide_network.py tests/drills/wide_clusters.py tests/drills/wide_operators.py
 	@$(BIN)/python -P -m pytest -m wide
 
 soak: temporal ## hundreds of faults that meet each other in one long job (FAULTS=300 SEED=1; network and small file systems need root)

@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.ledger.records import NumbersUsed
     from activities.pool.requests import GiveMachinesBack
     from everstep.base.text import listed
+    from everstep.decisions.keep.lineage import FROM_NOTHING, extended
     from everstep.model.incident import CLOSED_OUTSIDE, STILL_RUNNING, Anomaly, Symptom
     from everstep.model.job_state import JobState, ShareTrained
     from everstep.model.launch import Launched
@@ -77,6 +78,7 @@ class JobWorkflow:
     @workflow.update(name="report", description="A watcher reports an anomaly")
     def report(self, anomaly: Anomaly) -> str:
         """Accept an anomaly; a repeated or outdated one changes nothing."""
+        self._catch_up(anomaly.generation)
         handled = {pending.generation for pending in self.state.pending if pending.symptom not in STILL_RUNNING}
         handled.add(self.incidents.handled_generation)
         if anomaly.generation < self.state.generation or anomaly.generation in handled:
@@ -88,11 +90,13 @@ class JobWorkflow:
     @workflow.update(name="observe", description="A watcher reports a fault with which the job continues")
     def observe(self, anomaly: Anomaly) -> str:
         """Accept a fault with which the job continues."""
+        self._catch_up(anomaly.generation)
         return self.observed.accept(anomaly)
 
     @workflow.update(name="finished", description="A watcher reports that all ranks ended with success")
     def finished(self, generation: int) -> str:
         """Accept the end of the training."""
+        self._catch_up(generation)
         self.finished_generations.add(generation)
         return f"accepted for generation {generation}"
 
@@ -398,6 +402,23 @@ class JobWorkflow:
             generations=state.generation,
             incidents=[incident.headline for incident in state.incidents],
         )
+
+    def _catch_up(self, generation: int) -> None:
+        """Accept that a newer generation runs than this workflow launched.
+
+        This happens after a reset of the workflow to an earlier event, or if Temporal's database was restored from a
+        backup. While no incident is open, nothing else launches generations.
+        """
+        state = self.state
+        if state.status != "running" or generation <= state.generation:
+            return
+        workflow.logger.warning(f"generation {generation} runs, and this history ends with {state.generation}")
+        state.generation, state.resume_step = generation, FROM_NOTHING
+        # It is not known at which steps the missing generations began. So only copies of the newest one are used.
+        state.lineage = extended(state.lineage, [(generation, FROM_NOTHING)])
+        # Each missing generation may be that of an incident, whose number must not be used again.
+        state.incident_count = max(state.incident_count, generation - 1)
+        self._show()
 
     def _reject(self, text: str) -> None:
         """Show that a message was invalid."""

@@ -52,6 +52,20 @@ async def test_a_job_launches_waits_for_its_end_and_gives_everything_back(jobs: 
     assert jobs.cluster.calls == ["prepare", "launch 1 from -1", "confirm 1", "release"]
 
 
+async def test_a_job_whose_history_was_taken_back_learns_what_runs(jobs: Any) -> None:
+    """Its workflow was reset, or Temporal's database is an older one. Meanwhile incidents launched generation 4."""
+    copies = [copy.model_copy(update={"generation": generation}) for generation in (2, 4) for copy in held(20)]
+    jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, exits=exits(20), held=copies)
+    handle = await jobs.running()
+    await handle.execute_update(JobWorkflow.report, anomaly(4))
+    state = await jobs.until_runs(handle, 5)
+    assert (state.resume_step, [incident.number for incident in state.incidents]) == (20, [4])
+    calls = [call for call in jobs.cluster.calls if call.startswith(("stop", "launch"))]
+    assert calls[1:] == ["stop 4", "launch 5 from 20"]
+    await handle.execute_update(JobWorkflow.finished, 6)
+    assert (await handle.result()).outcome == "finished"
+
+
 @pytest.mark.history("job-crash")
 async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
     handle = await jobs.running()
