@@ -21,24 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
-class Pace(NamedTuple):
-    """After how many steps a rank saves."""
-
-    number: int = 0
-    """Number of moves of this generation before this pace."""
-    every: int = 1
-    """The rank saves after the steps that are multiples of this number."""
-    waits: bool = False
-    """Whether training waits until each save is committed."""
-
-    def towards(self, wanted: int) -> Pace:
-        """Return the pace after the next move towards a distance between saves, or this pace if it has the distance."""
-        if wanted == self.every:
-            return Pace(self.number + 1, self.every) if self.waits else self
-        if not self.waits:
-            return Pace(self.number + 1, self.every, True)
-        return Pace(self.number + 1, 2 * self.every if wanted > self.every else self.every // 2, True)
+from everstep.model.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +47,15 @@ class PaceOrder:
     """The pace to which rank 0 moves; its own pace: it does not move."""
 
 
+def towards(pace: Pace, wanted: int) -> Pace:
+    """Return the pace after the next move towards a distance between saves; ``pace``: it has the distance."""
+    if wanted == pace.every:
+        return Pace(pace.number + 1, pace.every) if pace.waits else pace
+    if not pace.waits:
+        return Pace(pace.number + 1, pace.every, True)
+    return Pace(pace.number + 1, 2 * pace.every if wanted > pace.every else pace.every // 2, True)
+
+
 def order_pace(ranks: Sequence[Paced], world_size: int, most: int) -> PaceOrder | None:
     """Return the message for all machines; None: every rank has the pace that the slowest rank needs.
 
@@ -77,7 +69,7 @@ def order_pace(ranks: Sequence[Paced], world_size: int, most: int) -> PaceOrder 
     pace = next(rank.asked for rank in ranks if rank.rank == 0)
     if any(rank.pace.number < pace.number for rank in ranks):
         return PaceOrder(pace, pace)
-    following = pace.towards(min(max(rank.wanted for rank in ranks), most))
+    following = towards(pace, min(max(rank.wanted for rank in ranks), most))
     return None if following == pace else PaceOrder(pace, following)
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.save_pace import Pace, Paced, PaceOrder, SaveSchedule, obeyed, order_pace
+from everstep.decisions.keep import save_pace
+from everstep.decisions.keep.save_pace import Paced, PaceOrder, SaveSchedule, obeyed, order_pace, towards
+from everstep.model.pace import Pace
 from everstep.slots.file import least_needed
 from everstep.slots.format import EMPTY
 
@@ -135,13 +137,13 @@ def test_the_jobs_of_that_law_move_and_would_break_it_without_waiting(monkeypatc
         return pace if wanted == pace.every else Pace(pace.number + 1, wanted)
 
     assert not any(map(without_a_step_in_common, range(10)))
-    monkeypatch.setattr(Pace, "towards", at_once)
+    monkeypatch.setattr(save_pace, "towards", at_once)
     assert any(map(without_a_step_in_common, range(10)))
 
 
 def test_ranks_begin_to_wait_change_the_distance_and_end_waiting() -> None:
     pace, seen = EACH, []
-    while (after := pace.towards(4)) != pace:
+    while (after := towards(pace, 4)) != pace:
         pace = after
         seen.append((pace.every, pace.waits))
     assert seen == [(1, True), (2, True), (4, True), (4, False)]
@@ -149,8 +151,8 @@ def test_ranks_begin_to_wait_change_the_distance_and_end_waiting() -> None:
 
 
 def test_while_ranks_change_to_fewer_saves_they_may_turn_back() -> None:
-    assert Pace(3, 8, True).towards(2) == Pace(4, 4, True)
-    assert Pace(3, 8, True).towards(8) == Pace(4, 8)
+    assert towards(Pace(3, 8, True), 2) == Pace(4, 4, True)
+    assert towards(Pace(3, 8, True), 8) == Pace(4, 8)
 
 
 def shown(*paces: tuple[Pace, Pace], wanted: int = 4) -> list[Paced]:
