@@ -94,7 +94,7 @@ def fork_arguments(
     }
     rows = []
     for rank in ranks:
-        report = reports.prepare(rank.rank, request.generation)
+        report = reports.prepare(rank.rank, request.generation, max(request.save_every, 1))
         own = {
             **dict(rank.env),
             environment.REPORT_FILE: str(report),

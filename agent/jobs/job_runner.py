@@ -23,7 +23,7 @@ from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
-from agent.jobs.job_ranks import JobRanks
+from agent.jobs.job_ranks import JobRanks, saves_of
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
 from agent.monitor.network.used import VARIABLES
@@ -367,6 +367,7 @@ class JobRunner:
                 message.attached, message.finished = now.attached, now.finished
                 message.completed_steps, message.optimizer_steps = now.completed_steps, now.optimizer_steps
                 message.reports, message.stepped_ns = now.published, now.stepped_ns
+                message.saves.CopyFrom(saves_of(report))
                 message.aligned = report.alignment().aligned
                 message.milestones.CopyFrom(pb.Milestones(**now.milestones))
                 message.tokens = self.ranks.archive.tokens(rank.rank, rank.generation)
