@@ -28,6 +28,7 @@ from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.decisions.keep.align_backups import Aligned
 from everstep.decisions.keep.disk_schedule import Agreed, StepsOnDisk
+from everstep.decisions.keep.save_pace import PaceOrder
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -391,6 +392,12 @@ class JobView:
             return None
         aligned = self._copies.align(generation, self._of(generation), now_ns)
         return (generation, aligned) if aligned else None
+
+    def pace_saves(self) -> tuple[int, PaceOrder] | None:
+        """Return the generation and the message about the pace of saves; None: there is no change."""
+        generation = self._generation()
+        order = None if generation is None else self._copies.pace_saves(self._of(generation))
+        return None if generation is None or order is None else (generation, order)
 
     def _generation(self) -> int | None:
         """Return the newest generation that was seen; None: there is none, or its end was reported."""

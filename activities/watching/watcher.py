@@ -34,6 +34,7 @@ from activities.watching.acknowledger import Acknowledger
 from activities.watching.copy_requests import ASK_S, copy_requests
 from activities.watching.hang_sampler import HangSampler
 from activities.watching.job_view import BARE_S, Finished, JobView
+from activities.watching.save_pacer import SavePacer
 from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
@@ -200,6 +201,7 @@ class Watcher:
             if len(job.machines) == 1:
                 tasks.append(asyncio.create_task(self._ask_others(job)))
             tasks.append(asyncio.create_task(HangSampler(self._agents, job).run()))
+            tasks.append(asyncio.create_task(SavePacer(self._agents, job).run()))
             tasks.append(asyncio.create_task(Acknowledger(self._agents, job, self.watched).run()))
             try:
                 async for machine in in_turns(job.machines):

@@ -15,15 +15,15 @@ from agent.jobs.host import Host
 from agent.launcher.processes import End, EndingWatch, Watch, ending_of, kill_family
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
+from agent.reporting.paced_saves import order_of
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, of_generation
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.save_pace import PaceOrder, obeyed
+from everstep.decisions.keep.save_pace import obeyed
 from everstep.errors import AgentError
-from everstep.model.pace import Pace
 from everstep.rank import environment
-from everstep.rank.step_reports import ReportFile, Snapshot
+from everstep.rank.step_reports import Snapshot
 from everstep.system import private_files as private
 from everstep.system.procfs import has_mapped, is_alive, start_ticks
 
@@ -265,7 +265,7 @@ class JobRanks:
 
     def pace_saves(self, request: pb.PaceSavesRequest) -> None:
         """Ask the ranks of a generation to move to another pace."""
-        order = PaceOrder(pace_of(request.pace), pace_of(request.following))
+        order = order_of(request)
         for rank in self.record.living():
             report = self.reports.get(rank.rank, request.generation) if rank.generation == request.generation else None
             if report:
@@ -295,23 +295,6 @@ class JobRanks:
             watch.close()
         for ending in self._endings.values():
             ending.close()
-
-
-def saves_of(report: ReportFile) -> pb.PacedSaves:
-    """Return the pace of a rank's saves, and their times."""
-    times = report.save_times()
-    return pb.PacedSaves(
-        asked=pb.Pace(**report.asked_pace()._asdict()),
-        pace=pb.Pace(**report.pace()._asdict()),
-        wanted=times.wanted,
-        save_s=times.save_s,
-        step_s=times.step_s,
-    )
-
-
-def pace_of(message: pb.Pace) -> Pace:
-    """Return a pace as the decisions know it."""
-    return Pace(message.number, message.every, message.waits)
 
 
 def _key(rank: RankRecord) -> tuple[int, int]:

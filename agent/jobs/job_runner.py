@@ -23,10 +23,11 @@ from agent.checkpoints.job_checkpoints import JobCheckpoints
 from agent.checkpoints.options import LaunchOptions
 from agent.jobs.fork_request import check_launch, fork_arguments
 from agent.jobs.host import Host
-from agent.jobs.job_ranks import JobRanks, saves_of
+from agent.jobs.job_ranks import JobRanks
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
 from agent.monitor.network.used import VARIABLES
+from agent.reporting.paced_saves import saves_of
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, to_exit
 from agent.tracer.processes import STOPPED

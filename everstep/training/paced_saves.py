@@ -16,11 +16,14 @@ class PacedSaves:
     Args:
         state: The state.
         reports: The report file of the rank, through which its agent asks it to move to another pace.
+        total: Number of steps of the complete job. All ranks save after the last one.
+        disk_every: All ranks save after the multiples of this number, which are due on disk; 0: there are none.
     """
 
-    def __init__(self, state: Checkpoint, reports: ReportFile) -> None:
+    def __init__(self, state: Checkpoint, reports: ReportFile, *, total: int, disk_every: int = 0) -> None:
         self._state = state
         self._reports = reports
+        self._total, self._disk_every = total, disk_every
         self._schedule = SaveSchedule(reports.pace())
         self._need = SaveNeed(reports.pace().every)
         self._saved = 0
@@ -32,12 +35,11 @@ class PacedSaves:
         self._waited_s = 0.0
         """Time for which training had waited for saves at that time, seconds."""
 
-    def end_step(self, completed_steps: int, *, last: bool) -> None:
+    def end_step(self, completed_steps: int) -> None:
         """Save the state if a save is due.
 
         Args:
             completed_steps: The completed steps of the rank.
-            last: Whether it is the last step of the job.
 
         Raises:
             CheckpointError: the state cannot be saved, or the save before it failed.
@@ -45,7 +47,9 @@ class PacedSaves:
         if self._began is not None:
             waited_s = self._state.waited_s - self._waited_s
             self._need.observe_step(time.perf_counter() - self._began - waited_s)
-        turn = self._schedule.end_step(completed_steps, self._reports.asked_pace(), last=last)
+        on_disk = self._disk_every > 0 and completed_steps % self._disk_every == 0
+        always = on_disk or completed_steps == self._total
+        turn = self._schedule.end_step(completed_steps, self._reports.asked_pace(), always=always)
         if turn.saves:
             self._state.save(completed_steps)
             self._saved = completed_steps

@@ -114,8 +114,9 @@ class Run:
     ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
-        At entry the state of the step on which all ranks agreed is restored. After each body, its save begins; if
-        saves take longer than steps, only every k-th body is saved (docs/concepts/saves.md). The saved state is the state *between* steps, so a body that was interrupted runs again.
+        At entry the state of the step on which all ranks agreed is restored. After each body its save begins; if saves
+        take longer than steps, only after every k-th body (docs/concepts/saves.md). The saved state is the state
+        *between* steps, so a body that was interrupted runs again.
 
         Every step needs an operation in which all ranks wait for each other, e.g. an all-reduce of the loss, so that no
         rank is more than one step ahead of another.
@@ -142,7 +143,8 @@ class Run:
         replayed = steps_of_replay() if self.active else 0
         first = self._restore(state, start, warm_up)
         if state is not None and self._reports is not None:
-            self._saves = PacedSaves(state, self._reports)
+            disk_every = from_environment(environment.DISK_EVERY_STEPS, 0)
+            self._saves = PacedSaves(state, self._reports, total=total, disk_every=disk_every)
         total = min(total, first + replayed) if replayed else total
         process = os.getpid()
         if state is not None:
@@ -152,7 +154,7 @@ class Run:
             for step in range(first, total):
                 self.step = step
                 yield step
-                self._complete(step, first, total)
+                self._complete(step, first)
             if self._reports is not None:
                 self._reports.mark("first_step")  # for a rank that was restored at the job's last step
             if state is not None and from_environment(environment.STATE_DIGEST, 0):
@@ -219,13 +221,13 @@ class Run:
             self._publish_pending(wait=True)
             self._reports.finish()
 
-    def _complete(self, step: int, first: int, total: int) -> None:
+    def _complete(self, step: int, first: int) -> None:
         """Report that the body of a step is done, and save the state if that is due."""
         if self._reports is None:
             return
         self._reports.complete(step + 1)
         if self._saves is not None:
-            self._saves.end_step(step + 1, last=step + 1 == total)
+            self._saves.end_step(step + 1)
         if self._pending:
             self._publish_pending(wait=False)
         if step == first:

@@ -107,17 +107,17 @@ class SaveSchedule:
     """Whether the rank has saved at this pace. Until then, a rank that is a move ahead may have no step in common with
     it, so it does not show the pace yet."""
 
-    def end_step(self, completed_steps: int, asked: Pace, *, last: bool = False) -> Turn:
+    def end_step(self, completed_steps: int, asked: Pace, *, always: bool = False) -> Turn:
         """Return what the rank does at the end of a step. Call it once for each step.
 
         Args:
             completed_steps: The completed steps of the rank.
             asked: The pace to which it is asked to move.
-            last: Whether it is the last step of the job, after which all ranks save.
+            always: Whether all ranks save after this step at any pace.
         """
         if asked.number > self.pace.number:
             self.pace, self.moved = asked, False
-        if last or completed_steps % self.pace.every == 0:
+        if always or completed_steps % self.pace.every == 0:
             self.moved = True
             return Turn(saves=True, waits=self.pace.waits)
         return Turn(saves=False, waits=False)
