@@ -40,6 +40,7 @@ from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import LoggedErrors
 from everstep.decisions.keep.disk_schedule import Agreed
+from everstep.decisions.notices import PacedJob
 from everstep.errors import EverstepError
 from everstep.model.incident import STILL_RUNNING, Anomaly
 from everstep.model.job import JobSpec
@@ -190,6 +191,10 @@ class Watcher:
         self._adopting.pop(workflow_id, None)  # this must be first, because ensure() may cancel the task of this name
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state, generation=state.generation)
+
+    def paced_jobs(self) -> list[PacedJob]:
+        """Return the watched jobs whose pace of saves is known."""
+        return [paced for job in self.watched.values() if (paced := job.paced()) is not None]
 
     async def _watch(self, job: JobView) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
