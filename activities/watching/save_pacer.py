@@ -36,10 +36,9 @@ class SavePacer:
                 pace.end()
                 if pacing:
                     generation, order = pacing
-                    if pacing != last:
-                        to = order.following
+                    if order.following != last:
+                        to = last = order.following
                         log.info("pacing saves", generation=generation, move=to.number, every=to.every, waits=to.waits)
-                    last = pacing
                     request = request_of(job.spec.name, generation, order)
                     ask(partial(AgentClient.pace_saves, request=request, timeout_s=ASK_S))
                 await pace.rest()

@@ -1,4 +1,4 @@
-"""Saves take longer than steps: all ranks save every k-th step, and a fault costs at most 2k steps and changes no bit."""
+"""Saves take longer than steps: ranks save every 4th step, and a fault costs at most 8 steps and changes no bit."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ for step in run.steps(10_000, run.checkpoint(model=model, optimizer=optimizer)):
     losses.write(json.dumps([step, loss.item().hex()]) + "\\n")
     if run.rank == 1 and generation == "1" and (folder / "die").exists() and step % 8 == 6:
         os.kill(os.getpid(), signal.SIGKILL)
-    if (folder / "end").exists() and step % 8 == 0:
-        break
 """
 
 
@@ -94,14 +92,15 @@ async def test_ranks_save_every_fourth_step_and_the_job_resumes_from_one(cluster
     again = await until_saving_every(4)
     assert again.saves is not None
     assert again.saves.number == 0, "the second generation begins with the distance of the first"
-    while not all(
-        losses_of(tmp_path, 2, rank).keys() >= losses_of(tmp_path, 1, rank).keys() - {*range(result.resume_step)}
-        for rank in (0, 1)
-    ):
-        await asyncio.sleep(0.2)
     for rank in (0, 1):
-        before, after = losses_of(tmp_path, 1, rank), losses_of(tmp_path, 2, rank)
-        repeated = before.keys() & after.keys()
+        before = losses_of(tmp_path, 1, rank)
+        repeated = {step: loss for step, loss in before.items() if step >= result.resume_step}
         assert repeated
-        assert {step: before[step] for step in repeated} == {step: after[step] for step in repeated}
-    await cluster.control.stop_job(job)
+        while True:
+            after = losses_of(tmp_path, 2, rank)
+            if after.keys() >= repeated.keys():
+                break
+            await asyncio.sleep(0.2)
+        assert {step: after[step] for step in repeated} == repeated
+    await cluster.control.stop(job)
+    await cluster.control.result(job)
