@@ -181,6 +181,10 @@ class AgentClient:
         """Notify the agent of the step that every rank has, and of the step to back up next."""
         return await self._call(self._stub.AlignBackups, request, timeout_s)
 
+    async def pace_saves(self, request: pb.PaceSavesRequest, *, timeout_s: float | None = 5.0) -> pb.PaceSavesReply:
+        """Ask the ranks to save after another number of steps."""
+        return await self._call(self._stub.PaceSaves, request, timeout_s)
+
     async def open_exchange(
         self, request: pb.OpenExchangeRequest, *, timeout_s: float | None = 5.0
     ) -> pb.OpenExchangeReply:

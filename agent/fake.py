@@ -166,7 +166,8 @@ class FakeAgent:
             check_storage=lambda request: _named(request, pb.CheckStorageReply()),
             **dict.fromkeys(("start_store", "launch", "restore", "open_exchange"), lambda r: _named(r, of_no_job(r))),
             **dict.fromkeys(
-                ("persist", "align_backups", "align_ranks", "steps", "read_log", "sample", "stacks"), of_no_job
+                ("persist", "align_backups", "pace_saves", "align_ranks", "steps", "read_log", "sample", "stacks"),
+                of_no_job,
             ),
             has_code=pb.HasCodeReply(),
             put_code=ConfigError("a fake agent keeps no code"),

@@ -199,7 +199,7 @@ async def run_worker(
         loops += [keep_pool(client, task_queue), times.run()]
         if receivers.receiver:
             ui_url = os.environ.get(environment.UI_URL, "")
-            loops.append(Announcer(client, receivers, task_queue, ui_url).run())
+            loops.append(Announcer(client, receivers, task_queue, ui_url, paced_jobs=watcher.paced_jobs).run())
         running = [group.create_task(loop) for loop in loops]
         await stopped.wait()
         for task in running:

@@ -355,6 +355,7 @@ async def _start(state: JobState, number: int, anomaly: Anomaly, *, only_tells: 
         only_tells=only_tells,
         generation=state.generation,
         resume_step=state.resume_step,
+        save_every=state.save_every,
         lineage=state.lineage,
         folder=state.resume_path,
         folder_step=state.resume_path_step,

@@ -37,6 +37,7 @@ def learn(state: JobState, report: IncidentReport) -> bool:
     newest_ns = max((found.finding.since_ns for found in report.findings), default=0)
     state.alerts = alerts_kept(state.alerts, report.findings, newest_ns)
     state.resume_step = report.resume_step
+    state.save_every = report.save_every or state.save_every
     if report.showing.kind:
         state.showing = report.showing
     state.first_step_s = max(state.first_step_s, report.first_step_s)

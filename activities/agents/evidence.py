@@ -73,6 +73,7 @@ def evidence_of(
             disk_asked=max(
                 (reply.disk_asked for reply in replies.values() if reply.HasField("disk_asked")), default=None
             ),
+            save_every=max((reply.save_every for reply in replies.values()), default=0),
         )
     )
 

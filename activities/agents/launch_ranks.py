@@ -30,6 +30,8 @@ class LaunchRanks(Activity[Launched]):
     job: PlacedJob
     generation: int
     resume_step: int
+    save_every: int = 0
+    """After how many steps the generation before saved; 0: not known."""
     reason: str = ""
     patience_s: float = 30.0
     probed: bool = False
@@ -88,6 +90,7 @@ class LaunchRanks(Activity[Launched]):
                     run=run,
                     begins_run=self.begins_run,
                     version=spec.version,
+                    save_every=spec.checkpoint.first_distance(self.save_every),
                 )
 
                 def launched() -> Awaitable[pb.LaunchReply]:

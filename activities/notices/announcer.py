@@ -24,7 +24,8 @@ from activities.notices.settings import NoticeSettings
 from activities.turns import gathered
 from everstep.base.log_once import LoggedErrors
 from everstep.decisions import notices
-from everstep.decisions.notices import EndedJob
+from everstep.decisions.notices import EndedJob, PacedJob
+from everstep.model.job_state import job_workflow_id
 from everstep.model.notice import NOTICE_WORKFLOW, Notice, NoticeInput, NoticeKind, notice_workflow_id
 from everstep.model.pool import PoolState, pool_workflow_id
 from everstep.model.stage import CurrentStage, Stage
@@ -82,6 +83,7 @@ class Announcer:
         settings: The receivers.
         task_queue: The cluster's task queue.
         ui_url: The address of Temporal's Web UI; empty: it is not known.
+        paced_jobs: Returns the watched jobs whose pace of saves is known.
         short_for_s: People are notified of a shortage of machines once it has lasted this long, seconds.
     """
 
@@ -91,12 +93,15 @@ class Announcer:
         settings: NoticeSettings,
         task_queue: str,
         ui_url: str = "",
+        *,
+        paced_jobs: Callable[[], Iterable[PacedJob]] = list,
         short_for_s: float = SHORT_FOR_S,
     ) -> None:
         self._client = client
         self._settings = settings
         self._task_queue = task_queue
         self._pages = f"{ui_url.rstrip('/')}/namespaces/{client.namespace}/workflows/" if ui_url else ""
+        self._paced_jobs = paced_jobs
         self._short_for_s = short_for_s
         self._short: dict[str, float] = {}
         self._announced = RecentIds()
@@ -120,6 +125,8 @@ class Announcer:
             await self._succeeded("observed incidents", self._each(f"{OBSERVED} AND {lately}", self._ask_incident))
         if self._wants(NoticeKind.JOB_FAILED):
             await self._succeeded("jobs that are over", self._each(f"{ENDED} AND {lately}", self._ask_job))
+        if self._wants(NoticeKind.SAVES_CHANGED):
+            await self._succeeded("saves of jobs", self._look_at_saves())
         if self._wants(NoticeKind.POOL_SHORT, NoticeKind.POOL_EMPTY, NoticeKind.EVICTED_TWICE):
             await self._succeeded("the pool of machines", self._ask_pool())
 
@@ -170,6 +177,10 @@ class Announcer:
             closed_as=CLOSED_BY_TEMPORAL.get(job.status, "") if job.status else "",
         )
         await self._announce(notices.ended_job_notices(ended, time.time_ns()), job.id)
+
+    async def _look_at_saves(self) -> None:
+        for job in self._paced_jobs():
+            await self._announce(notices.saves_changed_notices(job, time.time_ns()), job_workflow_id(job.name))
 
     async def _ask_pool(self) -> None:
         id = pool_workflow_id(self._task_queue)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from activities.watching.shown import Shown, distinct, kept_elsewhere, on_disk
+from agent.reporting.paced_saves import paced
 from everstep.decisions.keep.align_backups import Aligned, AlignRule, Backed
 from everstep.decisions.keep.disk_schedule import Agreed, PersistRule, agree, newest_of_all
 from everstep.decisions.keep.drift import DriftRule, RankPosition
+from everstep.decisions.keep.save_pace import Paced, PaceOrder, order_pace
 from everstep.model.job import JobSpec
 
 
@@ -40,7 +42,8 @@ class CopyRules:
         if len(living) < self.spec.topology().world_size:
             return None  # the other ranks' disks are not known
         newest_on_all = newest_of_all(distinct(living))
-        return rule.observe([on_disk(shown_rank, now_ns) for shown_rank in living], newest_on_all, now_ns)
+        progress = [on_disk(shown_rank, now_ns) for shown_rank in living]
+        return rule.observe(progress, newest_on_all, now_ns, distance=_distance(living))
 
     def on_disks(self, shown: Sequence[Shown]) -> Agreed:
         """Return which steps are on the disks of all machines."""
@@ -54,7 +57,15 @@ class CopyRules:
         policy, living = self.spec.checkpoint, _living(shown)
         apart = self._apart(generation, living, now_ns)
         rule = self._align.setdefault(generation, AlignRule(self.spec.topology().world_size, policy.backup_every_steps))
-        return rule.observe([_backed(shown_rank) for shown_rank in living], now_ns, apart=apart)
+        backed = [_backed(shown_rank) for shown_rank in living]
+        return rule.observe(backed, now_ns, apart=apart, distance=_distance(living))
+
+    def pace_saves(self, shown: Sequence[Shown]) -> PaceOrder | None:
+        """Return the message about the pace of saves for all machines; None: there is no change."""
+        policy, saves = self.spec.checkpoint, _paced(_living(shown))
+        if policy.save_every_steps != "auto":
+            return None
+        return order_pace(saves, self.spec.topology().world_size, policy.most_distance)
 
     def _apart(self, generation: int, living: Sequence[Shown], now_ns: int) -> int:
         """Return by how many steps ranks drift apart; 0: their slots allow the distance."""
@@ -73,6 +84,15 @@ class CopyRules:
 
 def _living(shown: Sequence[Shown]) -> list[Shown]:
     return [shown_rank for shown_rank in shown if shown_rank.progress.alive and shown_rank.progress.HasField("saved")]
+
+
+def _distance(shown: Sequence[Shown]) -> int:
+    """Return the largest distance between saves that a rank has or is asked to have, in steps."""
+    return max((rank.asked.every for rank in _paced(shown)), default=1)
+
+
+def _paced(shown: Sequence[Shown]) -> list[Paced]:
+    return [saves for shown_rank in shown if (saves := paced(shown_rank.progress))]
 
 
 def _backed(shown: Shown) -> Backed:

@@ -28,9 +28,12 @@ from everstep.decisions.detect.slow_steps import SlowWatch
 from everstep.decisions.detect.step_watch import StepWatch
 from everstep.decisions.keep.align_backups import Aligned
 from everstep.decisions.keep.disk_schedule import Agreed, StepsOnDisk
+from everstep.decisions.keep.save_pace import PaceOrder
+from everstep.decisions.notices import PacedJob
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.pace import Pace
 
 SILENT_S = 10.0
 """An agent that was silent for this long is named in a report of a hang, seconds; agents report every second."""
@@ -391,6 +394,23 @@ class JobView:
             return None
         aligned = self._copies.align(generation, self._of(generation), now_ns)
         return (generation, aligned) if aligned else None
+
+    def pace_saves(self) -> tuple[int, PaceOrder] | None:
+        """Return the generation and the message about the pace of saves; None: there is no change."""
+        generation = self._generation()
+        order = None if generation is None else self._copies.pace_saves(self._of(generation))
+        return None if generation is None or order is None else (generation, order)
+
+    def paced(self) -> PacedJob | None:
+        """Return the pace of the job's saves; None: it is not known, or its ranks have different paces now."""
+        generation = self._generation()
+        saves = [shown.progress.saves for shown in self._of(generation)] if generation is not None else []
+        known = [one for one in saves if one.save_s and one.step_s]
+        paces = {(one.pace.number, one.pace.every, one.pace.waits) for one in saves}
+        if generation is None or len(known) < self.spec.topology().world_size or len(paces) != 1:
+            return None
+        slowest = max(known, key=lambda one: one.save_s / one.step_s)
+        return PacedJob(self.spec.name, generation, Pace(*paces.pop()), slowest.save_s, slowest.step_s)
 
     def _generation(self) -> int | None:
         """Return the newest generation that was seen; None: there is none, or its end was reported."""

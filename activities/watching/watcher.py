@@ -34,11 +34,13 @@ from activities.watching.acknowledger import Acknowledger
 from activities.watching.copy_requests import ASK_S, copy_requests
 from activities.watching.hang_sampler import HangSampler
 from activities.watching.job_view import BARE_S, Finished, JobView
+from activities.watching.save_pacer import SavePacer
 from agent.client import AgentClient, AgentClients
 from agent.v1 import agent_pb2 as pb
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import LoggedErrors
 from everstep.decisions.keep.disk_schedule import Agreed
+from everstep.decisions.notices import PacedJob
 from everstep.errors import EverstepError
 from everstep.model.incident import STILL_RUNNING, Anomaly
 from everstep.model.job import JobSpec
@@ -190,6 +192,10 @@ class Watcher:
         if state.outcome == "":
             self.ensure(state.spec, state.machines, state, generation=state.generation)
 
+    def paced_jobs(self) -> list[PacedJob]:
+        """Return the watched jobs whose pace of saves is known."""
+        return [paced for job in self.watched.values() if (paced := job.paced()) is not None]
+
     async def _watch(self, job: JobView) -> None:
         with structlog.contextvars.bound_contextvars(job=job.spec.name):
             log.info("watching", machines=len(job.machines))
@@ -200,6 +206,7 @@ class Watcher:
             if len(job.machines) == 1:
                 tasks.append(asyncio.create_task(self._ask_others(job)))
             tasks.append(asyncio.create_task(HangSampler(self._agents, job).run()))
+            tasks.append(asyncio.create_task(SavePacer(self._agents, job).run()))
             tasks.append(asyncio.create_task(Acknowledger(self._agents, job, self.watched).run()))
             try:
                 async for machine in in_turns(job.machines):

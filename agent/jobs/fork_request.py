@@ -94,7 +94,7 @@ def fork_arguments(
     }
     rows = []
     for rank in ranks:
-        report = reports.prepare(rank.rank, request.generation)
+        report = reports.prepare(rank.rank, request.generation, max(request.save_every, 1))
         own = {
             **dict(rank.env),
             environment.REPORT_FILE: str(report),
@@ -124,5 +124,6 @@ def checkpoint_environment(request: pb.LaunchRequest, shm: Path) -> dict[str, st
         environment.CHECKPOINT_OVERLAP: overlap,
         environment.SAVE_SIGNAL: str(shm / save_watch.NAME),
         environment.BACKUP_SLOTS: str(backups),
+        environment.DISK_EVERY_STEPS: str(options.disk_every_steps if options.disk else 0),
         environment.RESHARD_FROM: options.reshard_from,
     }

@@ -15,10 +15,12 @@ from agent.jobs.host import Host
 from agent.launcher.processes import End, EndingWatch, Watch, ending_of, kill_family
 from agent.reporting import rank_logs
 from agent.reporting.metrics import JobMetrics
+from agent.reporting.paced_saves import order_of
 from agent.reporting.step_archive import Reports, StepArchive
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, of_generation
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.keep.save_pace import obeyed
 from everstep.errors import AgentError
 from everstep.rank import environment
 from everstep.rank.step_reports import Snapshot
@@ -260,6 +262,20 @@ class JobRanks:
         for rank, generation in ranks:
             if report := self._drained.get(rank, generation):
                 self.archive.drain(report)
+
+    def pace_saves(self, request: pb.PaceSavesRequest) -> None:
+        """Ask the ranks of a generation to move to another pace."""
+        order = order_of(request)
+        for rank in self.record.living():
+            report = self.reports.get(rank.rank, request.generation) if rank.generation == request.generation else None
+            if report:
+                report.ask_pace(obeyed(rank.rank, report.asked_pace(), order))
+
+    def save_every(self, generation: int) -> int:
+        """Return after how many steps the ranks of a generation save; 0: their report files are gone."""
+        ranks = self.record.of(generation)
+        reports = [report for rank in ranks if (report := self.reports.get(rank.rank, generation))]
+        return max((report.pace().every for report in reports), default=0)
 
     def report_metrics(self) -> None:
         """Report each jump and decline of the ranks' metrics once."""

@@ -27,6 +27,7 @@ from agent.jobs.job_ranks import JobRanks
 from agent.launcher.fork_client import ForkServerClient, label_of
 from agent.launcher.processes import ending_of, kill_family, wait_gone
 from agent.monitor.network.used import VARIABLES
+from agent.reporting.paced_saves import saves_of
 from agent.state.job_record import JobRecord, StoreRecord
 from agent.state.rank_record import RankRecord, to_exit
 from agent.tracer.processes import STOPPED
@@ -367,6 +368,7 @@ class JobRunner:
                 message.attached, message.finished = now.attached, now.finished
                 message.completed_steps, message.optimizer_steps = now.completed_steps, now.optimizer_steps
                 message.reports, message.stepped_ns = now.published, now.stepped_ns
+                message.saves.CopyFrom(saves_of(report))
                 message.aligned = report.alignment().aligned
                 message.milestones.CopyFrom(pb.Milestones(**now.milestones))
                 message.tokens = self.ranks.archive.tokens(rank.rank, rank.generation)

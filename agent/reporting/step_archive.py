@@ -123,12 +123,12 @@ class Reports:
         """Return the path of a rank's report file."""
         return self._folder / f"report-{rank}-{generation}"
 
-    def prepare(self, rank: int, generation: int) -> Path:
-        """Make the report file of a rank if it does not exist."""
+    def prepare(self, rank: int, generation: int, save_every: int) -> Path:
+        """Make the report file of a rank that begins to save every ``save_every`` steps, if it does not exist."""
         path = self.path(rank, generation)
         private.make_folder(self._folder)
         if not path.exists():
-            ReportFile.create(path, rank=rank, generation=generation)
+            ReportFile.create(path, rank=rank, generation=generation, save_every=save_every)
         return path
 
     def get(self, rank: int, generation: int) -> ReportFile | None:

@@ -28,7 +28,7 @@ logger = structlog.get_logger()
 
 
 class CheckpointsService(agent_pb2_grpc.AgentServicer):
-    """Serves Checkpoints, CheckStorage, Restore, Persist, AlignBackups and OpenExchange."""
+    """Serves Checkpoints, CheckStorage, Restore, Persist, AlignBackups, PaceSaves and OpenExchange."""
 
     def __init__(self, jobs: JobRegistry) -> None:
         self.jobs = jobs
@@ -111,6 +111,11 @@ class CheckpointsService(agent_pb2_grpc.AgentServicer):
         """Back up the step that all machines back up."""
         (await self.jobs.known(request.job, context)).checkpoints.align(request)
         return pb.AlignBackupsReply()
+
+    async def PaceSaves(self, request: pb.PaceSavesRequest, context: Context) -> pb.PaceSavesReply:  # noqa: N802
+        """Ask the ranks to save after another number of steps."""
+        (await self.jobs.known(request.job, context)).ranks.pace_saves(request)
+        return pb.PaceSavesReply()
 
     async def OpenExchange(self, request: pb.OpenExchangeRequest, context: Context) -> pb.OpenExchangeReply:  # noqa: N802
         """Return the addresses and the token with which another agent sends and fetches the job's state."""

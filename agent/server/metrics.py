@@ -35,6 +35,8 @@ METRICS = described(
     ("rank_tokens_total", "job rank", "tokens that the rank reported in this generation"),
     ("rank_checkpoint_step", "job rank tier", "step of the newest copy: memory, backup, disk, remote; absent: none"),
     ("rank_checkpoint_age_seconds", "job rank tier", "how old the state in that copy is: memory, disk"),
+    ("rank_save_every_steps", "job rank", "the rank saves its state in memory after every n-th step"),
+    ("rank_save_seconds", "job rank", "time of the rank's last save, from its begin to its commit"),
     ("rank_checkpoint_failing", "job rank tier", "1 while copies fail: backup, disk (remote storage too)"),
 )
 """The metrics of an agent beside the measures of its inspections."""
@@ -111,6 +113,9 @@ def _rank(samples: Samples, rank: pb.RankProgress, labels: dict[str, str]) -> No
     for tier, age_s in (("memory", saved.own_age_s), ("disk", saved.disk_age_s)):
         if steps[tier] >= 0:
             samples.add("rank_checkpoint_age_seconds", age_s, **labels, tier=tier)
+    if rank.saves.save_s:
+        samples.add("rank_save_every_steps", rank.saves.pace.every, **labels)
+        samples.add("rank_save_seconds", rank.saves.save_s, **labels)
     problems = {"backup": saved.backup_problem, "disk": saved.disk_problem}
     for tier, problem in problems.items():
         samples.add("rank_checkpoint_failing", float(bool(problem)), **labels, tier=tier)

@@ -263,6 +263,7 @@ class AgentService(DiagnoseService, CodeService):
                 unknown=unknown,
                 disk_asked=runner.checkpoints.disk_asked,
                 findings=self._findings(),
+                save_every=runner.ranks.save_every(request.generation),
             )
 
         reply = await self.jobs.command("Stop", request, pb.StopReply, context, carry_out)

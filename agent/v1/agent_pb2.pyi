@@ -453,6 +453,7 @@ class LaunchRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     BEGINS_RUN_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    SAVE_EVERY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     job: _builtins.str
     generation: _builtins.int
@@ -463,6 +464,8 @@ class LaunchRequest(_message.Message):
     """the first generation of its run: no earlier generation had to be stopped"""
     version: _builtins.int
     """number of the job's version of code; 0: not known"""
+    save_every: _builtins.int
+    """the ranks begin to save after every n-th step; 0: after every step"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLaunch]: ...
     @_builtins.property
@@ -489,10 +492,11 @@ class LaunchRequest(_message.Message):
         run: _builtins.str = ...,
         begins_run: _builtins.bool = ...,
         version: _builtins.int = ...,
+        save_every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "program", b"program"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "checkpoint", b"checkpoint", "generation", b"generation", "job", b"job", "peers", b"peers", "program", b"program", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_run", b"begins_run", "checkpoint", b"checkpoint", "generation", b"generation", "job", b"job", "peers", b"peers", "program", b"program", "ranks", b"ranks", "request_id", b"request_id", "resume_step", b"resume_step", "run", b"run", "save_every", b"save_every", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1089,12 +1093,15 @@ class StopReply(_message.Message):
     DISK_ASKED_FIELD_NUMBER: _builtins.int
     NOW_NS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    SAVE_EVERY_FIELD_NUMBER: _builtins.int
     unknown: _builtins.bool
     """the job was not known here: the machine is new, or its shared memory was lost"""
     disk_asked: _builtins.int
     """newest step that a Persist requested since the launch; 0: none; unset: unknown"""
     now_ns: _builtins.int
     """time of this answer, also if the reply is a repeated one"""
+    save_every: _builtins.int
+    """its ranks saved after every n-th step last; 0: unknown"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEnd]:
         """of the newest generation up to the requested one"""
@@ -1114,10 +1121,11 @@ class StopReply(_message.Message):
         disk_asked: _builtins.int | None = ...,
         now_ns: _builtins.int = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
+        save_every: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "disk_asked", b"disk_asked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "findings", b"findings", "now_ns", b"now_ns", "ranks", b"ranks", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked", "checkpoints", b"checkpoints", "disk_asked", b"disk_asked", "findings", b"findings", "now_ns", b"now_ns", "ranks", b"ranks", "save_every", b"save_every", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disk_asked: _TypeAlias = _typing.Literal["disk_asked"]  # noqa: Y015
     _WhichOneofArgType__disk_asked: _TypeAlias = _typing.Literal["_disk_asked", b"_disk_asked"]  # noqa: Y015
@@ -1725,6 +1733,86 @@ class AlignBackupsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlignBackupsReply: _TypeAlias = AlignBackupsReply  # noqa: Y015
+
+@_typing.final
+class PaceSavesRequest(_message.Message):
+    """The reasons are in everstep/decisions/keep/save_pace.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    FOLLOWING_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    """the request is ignored in any other generation"""
+    @_builtins.property
+    def pace(self) -> Global___Pace:
+        """pace of rank 0, to which the other ranks move"""
+
+    @_builtins.property
+    def following(self) -> Global___Pace:
+        """pace to which rank 0 moves"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        pace: Global___Pace | None = ...,
+        following: Global___Pace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["following", b"following", "pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["following", b"following", "generation", b"generation", "job", b"job", "pace", b"pace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PaceSavesRequest: _TypeAlias = PaceSavesRequest  # noqa: Y015
+
+@_typing.final
+class PaceSavesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PaceSavesReply: _TypeAlias = PaceSavesReply  # noqa: Y015
+
+@_typing.final
+class Pace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """moves of this generation before this pace"""
+    every: _builtins.int
+    """a rank saves after the steps that are multiples of this number"""
+    waits: _builtins.bool
+    """training waits until each save is committed"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        every: _builtins.int = ...,
+        waits: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["every", b"every", "number", b"number", "waits", b"waits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pace: _TypeAlias = Pace  # noqa: Y015
 
 @_typing.final
 class OpenExchangeRequest(_message.Message):
@@ -2446,6 +2534,7 @@ class RankProgress(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     ALIGNED_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     generation: _builtins.int
     pid: _builtins.int
@@ -2481,6 +2570,10 @@ class RankProgress(_message.Message):
     def metrics(self) -> Global___Metrics:
         """of all its reports; unset: it has not reported"""
 
+    @_builtins.property
+    def saves(self) -> Global___PacedSaves:
+        """unset: its report file is gone"""
+
     def __init__(
         self,
         *,
@@ -2503,14 +2596,55 @@ class RankProgress(_message.Message):
         metrics: Global___Metrics | None = ...,
         stopped: _builtins.bool = ...,
         aligned: _builtins.int = ...,
+        saves: Global___PacedSaves | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "metrics", b"metrics", "milestones", b"milestones", "saved", b"saved", "saves", b"saves"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligned", b"aligned", "alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aligned", b"aligned", "alive", b"alive", "attached", b"attached", "completed_steps", b"completed_steps", "exit", b"exit", "finished", b"finished", "generation", b"generation", "grad_norm", b"grad_norm", "loss", b"loss", "metrics", b"metrics", "milestones", b"milestones", "optimizer_steps", b"optimizer_steps", "pid", b"pid", "rank", b"rank", "reports", b"reports", "saved", b"saved", "saves", b"saves", "stepped_ns", b"stepped_ns", "stopped", b"stopped", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class PacedSaves(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    SAVE_S_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    wanted: _builtins.int
+    """the distance between saves that it needs, in steps"""
+    save_s: _builtins.float
+    """time of its last save; 0: unknown"""
+    step_s: _builtins.float
+    """time of a step without saves; 0: unknown"""
+    @_builtins.property
+    def asked(self) -> Global___Pace:
+        """the pace to which it was asked to move last"""
+
+    @_builtins.property
+    def pace(self) -> Global___Pace:
+        """the pace to which it has moved"""
+
+    def __init__(
+        self,
+        *,
+        asked: Global___Pace | None = ...,
+        pace: Global___Pace | None = ...,
+        wanted: _builtins.int = ...,
+        save_s: _builtins.float = ...,
+        step_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "pace", b"pace", "save_s", b"save_s", "step_s", b"step_s", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PacedSaves: _TypeAlias = PacedSaves  # noqa: Y015
 
 @_typing.final
 class Metrics(_message.Message):

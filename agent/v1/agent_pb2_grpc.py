@@ -134,6 +134,11 @@ class AgentStub:
                 request_serializer=agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.SerializeToString,
                 response_deserializer=agent_dot_v1_dot_agent__pb2.AlignBackupsReply.FromString,
                 _registered_method=True)
+        self.PaceSaves = channel.unary_unary(
+                '/everstep.agent.v1.Agent/PaceSaves',
+                request_serializer=agent_dot_v1_dot_agent__pb2.PaceSavesRequest.SerializeToString,
+                response_deserializer=agent_dot_v1_dot_agent__pb2.PaceSavesReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/everstep.agent.v1.Agent/Inspect',
                 request_serializer=agent_dot_v1_dot_agent__pb2.InspectRequest.SerializeToString,
@@ -314,6 +319,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PaceSaves(self, request, context):
+        """Ask the ranks to save after another number of steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """Return the newest results of this machine's inspections.
         """
@@ -467,6 +479,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.AlignBackups,
                     request_deserializer=agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.FromString,
                     response_serializer=agent_dot_v1_dot_agent__pb2.AlignBackupsReply.SerializeToString,
+            ),
+            'PaceSaves': grpc.unary_unary_rpc_method_handler(
+                    servicer.PaceSaves,
+                    request_deserializer=agent_dot_v1_dot_agent__pb2.PaceSavesRequest.FromString,
+                    response_serializer=agent_dot_v1_dot_agent__pb2.PaceSavesReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -1044,6 +1061,33 @@ class Agent:
             '/everstep.agent.v1.Agent/AlignBackups',
             agent_dot_v1_dot_agent__pb2.AlignBackupsRequest.SerializeToString,
             agent_dot_v1_dot_agent__pb2.AlignBackupsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PaceSaves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/everstep.agent.v1.Agent/PaceSaves',
+            agent_dot_v1_dot_agent__pb2.PaceSavesRequest.SerializeToString,
+            agent_dot_v1_dot_agent__pb2.PaceSavesReply.FromString,
             options,
             channel_credentials,
             insecure,

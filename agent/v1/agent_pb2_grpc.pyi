@@ -64,6 +64,8 @@ class AgentStub:
     """Request that a future step is written to disk too, and report which steps are complete on all machines."""
     AlignBackups: _aio.UnaryUnaryMultiCallable[_agent_pb2.AlignBackupsRequest, _agent_pb2.AlignBackupsReply]
     """Report the newest step that every rank has in its own memory and at its peer, and the step to back up next."""
+    PaceSaves: _aio.UnaryUnaryMultiCallable[_agent_pb2.PaceSavesRequest, _agent_pb2.PaceSavesReply]
+    """Ask the ranks to save after another number of steps."""
     Inspect: _aio.UnaryUnaryMultiCallable[_agent_pb2.InspectRequest, _agent_pb2.InspectReply]
     """Return the newest results of this machine's inspections."""
     Clear: _aio.UnaryUnaryMultiCallable[_agent_pb2.ClearRequest, _agent_pb2.ClearReply]
@@ -243,6 +245,14 @@ class AgentServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.AlignBackupsRequest, _abc.Awaitable[_agent_pb2.AlignBackupsReply]],
     ) -> _abc.Awaitable[_agent_pb2.AlignBackupsReply]:
         """Report the newest step that every rank has in its own memory and at its peer, and the step to back up next."""
+
+    @_abc_1.abstractmethod
+    def PaceSaves(
+        self,
+        request: _agent_pb2.PaceSavesRequest,
+        context: _aio.ServicerContext[_agent_pb2.PaceSavesRequest, _abc.Awaitable[_agent_pb2.PaceSavesReply]],
+    ) -> _abc.Awaitable[_agent_pb2.PaceSavesReply]:
+        """Ask the ranks to save after another number of steps."""
 
     @_abc_1.abstractmethod
     def Inspect(

@@ -81,11 +81,12 @@ def _memory(load: Load, plan: Plan) -> list[Row]:
 def _saves(load: Load, plan: Plan) -> list[Row]:
     saves = plan.saves
     if saves.fits_step:
-        fit = "yes", "each step is saved, and no step waits for a save"
+        fit = _every(saves.every_steps), "and no step waits for a save"
     elif not load.policy.overlap or load.policy.slots < 3:
-        fit = "no", "training waits for each save, since nothing overlaps (overlap = false, or two slots)"
+        fit = _every(saves.every_steps), "training waits for each save, since nothing overlaps (overlap, slots)"
     else:
-        fit = "no", f"only one save in {saves.every_steps} steps would fit, so each step takes {_time(saves.step_s)}"
+        waits = f"training waits {_time(saves.delay_s)} for each save, so a step takes {_time(saves.step_s)} on average"
+        fit = _every(saves.every_steps), waits
     copied = f"{load.state_bytes / saves.copy_s / 1e9:.1f} GB/s, {'from the GPU' if load.on_gpu else 'by one thread'}"
     threads = counted(load.hash_threads, "thread")
     return [
@@ -93,7 +94,7 @@ def _saves(load: Load, plan: Plan) -> list[Row]:
         ("copy", _time(saves.copy_s), copied),
         ("checksum", _time(saves.checksum_s), f"{load.hash_rate / 1e9:.1f} GB/s, {threads}"),
         ("save", _time(saves.save_s), "until it is committed"),
-        ("fits into a step", *fit),
+        ("saved", *fit),
         ("first save", _time(saves.first_s), f"allocates its slot; training waits {_time(saves.first_delay_s)}"),
     ]
 
@@ -101,7 +102,7 @@ def _saves(load: Load, plan: Plan) -> list[Row]:
 def _traffic(load: Load, plan: Plan) -> list[Row]:
     rows: list[Row] = []
     if backups := plan.backups:
-        every = "every step" if backups.every_steps == 1 else f"every {backups.every_steps}th step"
+        every = _every(backups.every_steps)
         limited = f"{size_text(backups.bytes)} at {backups.rate / 1e9:.1f} GB/s, limited by {backups.bound_by}"
         rate = f"{every}, {backups.per_second:.3g} a second; {100 * backups.card_share:.0f} % of the cards in use"
         rows += [
@@ -115,6 +116,10 @@ def _traffic(load: Load, plan: Plan) -> list[Row]:
         rows.append(("backups", DASH, "none"))
     rows += _files("disk", plan.disk, "free on each machine")
     return rows + _files("remote storage", plan.remote, "free there, for all machines")
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def _files(name: str, files: FilePlan | None, where: str) -> list[Row]:

@@ -16,6 +16,23 @@ PROBLEMS = 8
 """At most this many problems are shown; the rest are counted."""
 
 
+class SavesReport(BaseModel):
+    """How often the ranks save their state in memory."""
+
+    every: int
+    """They save after every n-th step: the number of the rank that saves least often."""
+    wanted: int
+    """The number that the slowest rank needs, so that no step waits for a save."""
+    waits: bool
+    """Training waits for each save, while the ranks change the number."""
+    number: int
+    """Number of changes in this generation."""
+    save_s: float
+    """Time of a save of the slowest rank, seconds."""
+    step_s: float
+    """Time of a step of that rank without saves, seconds."""
+
+
 class SavedReport(BaseModel):
     """For each kind of storage, the newest step of which every known rank has a copy; None: some rank has no copy."""
 
@@ -37,6 +54,8 @@ class SavedReport(BaseModel):
     disk_wanted: int | None
     """The next step that will be written to disk."""
     remote_step: int | None
+    saves: SavesReport | None = None
+    """How often the ranks save; None: no time of a save is known yet."""
     problems: list[str]
     """Why backups or disk checkpoints fail, by machine and rank."""
 
@@ -71,6 +90,7 @@ def saved_report(ranks: ShownRanks, *, before: ShownRanks | None = None) -> Save
         disk_age_s=(max(state.disk_age_s for state in saved) or None) if disk_step is not None else None,
         disk_wanted=_some(max(state.disk_wanted for state in saved)),
         remote_step=_common(state.remote_step for state in saved),
+        saves=_saves([rank for _, rank in pairs if rank.generation == generation]),
         problems=_problems((machine, rank) for machine, rank in pairs if rank.generation == generation),
     )
 
@@ -99,6 +119,21 @@ def _proven_apart(before: Sequence[pb.SavedState], now: Sequence[pb.SavedState])
     """Whether ranks certainly drift apart: some rank is now behind the oldest step that another rank had before."""
     oldest = max((min(state.own_steps, default=state.own_step) for state in before), default=-1)
     return any(state.own_step < oldest for state in now)
+
+
+def _saves(ranks: Sequence[pb.RankProgress]) -> SavesReport | None:
+    known = [rank.saves for rank in ranks if rank.saves.save_s and rank.saves.step_s]
+    if not known:
+        return None
+    slowest = max(known, key=lambda saves: saves.save_s / saves.step_s)
+    return SavesReport(
+        every=max(saves.pace.every for saves in known),
+        wanted=max(saves.wanted for saves in known),
+        waits=any(saves.pace.waits for saves in known),
+        number=max(saves.pace.number for saves in known),
+        save_s=slowest.save_s,
+        step_s=slowest.step_s,
+    )
 
 
 def _common(steps: Iterable[int]) -> int | None:
@@ -136,11 +171,23 @@ def saved_lines(saved: SavedReport) -> list[tuple[str, str]]:
     if saved.remote_step is not None:
         parts.append(f"{saved.remote_step} remote")
     facts = [("saved", "; ".join(parts))]
+    facts += [("saves", saves_text(saved.saves))] if saved.saves else []
     facts += [("problem", apart_text(saved.apart))] if saved.apart else []
     facts += [("problem", line) for line in saved.problems[:PROBLEMS]]
     if len(saved.problems) > PROBLEMS:
         facts.append(("problem", f"… and {len(saved.problems) - PROBLEMS} more"))
     return facts
+
+
+def saves_text(saves: SavesReport) -> str:
+    """How often the ranks save, e.g. ``every 4 steps (a save takes 1.9 s, a step 0.6 s)``."""
+    every = "every step" if saves.every == 1 else f"every {saves.every} steps"
+    waits = ", and training waits for them until all ranks have changed that" if saves.waits else ""
+    return f"{every} (a save takes {_seconds(saves.save_s)}, a step {_seconds(saves.step_s)}){waits}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def saved_short(saved: SavedReport | None) -> str:

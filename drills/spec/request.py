@@ -123,7 +123,10 @@ class DrillRequest(JobOptions):
         patience = settings.WAITING if waits else self.opening.patience
         chosen, kept = spec.policy.chosen(), set(spec.checkpoint.model_fields_set)
         policy = {**{key: value for key, value in patience.items() if key not in chosen}, **self.policy}
-        checkpoint = {key: value for key, value in self.opening.checkpoint(disk).items() if key not in kept}
+        # The example saves every step, so that it is known how many steps a fault may cost.
+        needed = {"save_every_steps": 1} if self.config is None and not self.script else {}
+        needed |= self.opening.checkpoint(disk)
+        checkpoint = {key: value for key, value in needed.items() if key not in kept}
         changed = {
             "name": name,
             "env": spec.env | env,

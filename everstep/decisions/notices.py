@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from everstep.base.text import cut, listed
 from everstep.model.notice import Notice, NoticeKind, stamp
+from everstep.model.pace import Pace
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from everstep.model.stage import CurrentStage, Stage
 
@@ -72,6 +73,32 @@ def ended_job_notices(job: EndedJob, now_ns: int) -> list[Notice]:
         return []
     notice = _notice(NoticeKind.JOB_FAILED, f"{job.name}/{job.run}", text, job.ended_ns)
     return [notice.model_copy(update={"job": job.name})]
+
+
+@dataclass(frozen=True, slots=True)
+class PacedJob:
+    """A job all of whose ranks save at the same pace."""
+
+    name: str
+    generation: int
+    pace: Pace
+    save_s: float
+    """Time of a save of its slowest rank, seconds."""
+    step_s: float
+    """Time of a step of that rank without saves, seconds."""
+
+
+def saves_changed_notices(job: PacedJob, now_ns: int) -> list[Notice]:
+    """Return the notice of a job that saves after another number of steps than when its generation began."""
+    if not job.pace.number or job.pace.waits:
+        return []
+    often = "every step" if job.pace.every == 1 else f"every {job.pace.every} steps"
+    text = (
+        f"job {job.name} now saves {often}: a save takes {job.save_s:.2g} s, a step {job.step_s:.2g} s; a fault costs "
+        f"at most {2 * job.pace.every} steps"
+    )
+    event = f"{job.name}/{job.generation}-{job.pace.number}"
+    return [_notice(NoticeKind.SAVES_CHANGED, event, text, now_ns).model_copy(update={"job": job.name})]
 
 
 def pool_notices(pool: PoolState, now_ns: int) -> list[Notice]:

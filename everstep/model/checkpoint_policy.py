@@ -5,7 +5,9 @@ A default that comes from the paper on ByteRobust names the section; the paper d
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class CheckpointPolicy(BaseModel):
@@ -23,6 +25,11 @@ class CheckpointPolicy(BaseModel):
     )
     overlap: bool = Field(
         True, description="Copy during the next forward and backward; false: training waits for each copy."
+    )
+    save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="Save every n-th step in memory (every step, section 7); 'auto': every step, or every 2nd, 4th, … "
+        "step if a save takes longer than a step. With 2 slots, 'auto' is every step.",
     )
     backup: bool = Field(True, description="Copy each shard to a peer outside its parallel groups (section 7).")
     backup_slots: int = Field(2, ge=2, le=8, description="Buffers per backup at the peer (double buffer, section 7).")
@@ -85,3 +92,30 @@ class CheckpointPolicy(BaseModel):
     max_unsaved_s: float = Field(
         60.0, gt=0, description="Least age of the newest save, seconds, for the incident of max_unsaved_steps."
     )
+
+    @model_validator(mode="after")
+    def _saves_in_time(self) -> CheckpointPolicy:
+        if self.save_every_steps != "auto" and 2 * self.save_every_steps > self.max_unsaved_steps:
+            raise ValueError(
+                f"save_every_steps = {self.save_every_steps} is more than half of max_unsaved_steps = "
+                f"{self.max_unsaved_steps}, so a job whose saves are in time would open incidents: raise "
+                "max_unsaved_steps, or save more often"
+            )
+        return self
+
+    @property
+    def most_distance(self) -> int:
+        """The largest number of steps between two saves; with "auto" a power of two, or 1 with two slots."""
+        if self.save_every_steps != "auto":
+            return self.save_every_steps
+        # The newest save may be two distances old. With two slots, ranks that change the distance could have no step in
+        # common.
+        return 1 << (max(self.max_unsaved_steps // 2, 1).bit_length() - 1) if self.slots > 2 else 1
+
+    def first_distance(self, before: int) -> int:
+        """The number of steps between two saves with which a generation begins.
+
+        Args:
+            before: That of the generation before; 0: not known.
+        """
+        return self.most_distance if self.save_every_steps != "auto" else min(max(before, 1), self.most_distance)

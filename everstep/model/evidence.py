@@ -91,3 +91,5 @@ class Evidence(Model):
     disk_asked: int | None = None
     """The newest step that was requested on disk since the launch, in addition to regular steps; 0: none was requested;
     None: no machine knows."""
+    save_every: int = 0
+    """After how many steps the ranks saved last; 0: no machine knows."""

@@ -127,6 +127,8 @@ class IncidentReport(Model):
     confirmation: Confirmation | None = None
     timings: list[StageRecord] = Field(default_factory=list)
     resume_step: int = -1
+    save_every: int = 0
+    """After how many steps the ranks saved last before the incident; 0: not known."""
     """The step from which the newest generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation that was launched."""

@@ -135,6 +135,8 @@ class JobState(BaseModel):
     """Newest generation launched; 0: none yet."""
     resume_step: int = -1
     """The step from which the newest generation began; -1: the script restores by itself."""
+    save_every: int = 0
+    """After how many steps its ranks saved when they were stopped last; 0: not known."""
     resume_from: int | None = None
     """Completed steps with which the job starts, from copies of an earlier run; None: it starts from the beginning."""
     resume_path: str = ""

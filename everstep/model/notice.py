@@ -35,6 +35,8 @@ class NoticeKind(Words):
     """A machine was evicted again."""
     JOB_FAILED = "job-failed"
     """A job ended without being finished or stopped by an operator."""
+    SAVES_CHANGED = "saves-changed"
+    """A job saves its state after another number of steps, since its saves take longer or shorter than before."""
     TEST = "test"
     """A person tests whether notices arrive."""
 

@@ -10,19 +10,20 @@ Layout, little endian::
     128   milestones 7 x i64 (forked, script_entered, joined, restored, first_step, loop_entered, loop_left), ns
     192   flops_per_token f64 · peak_flops f64 · derived i64; all are 0 if not known
     216   align_step i64 · asked_ns i64 · aligned_step i64 · can_align i64; all are 0 if the rank is not asked to wait
-    256   ring of ``capacity`` records of 64 bytes:
+    248   asked_pace i64 · pace i64 · wanted i64 · save_s f64 · step_s f64 (``everstep/decisions/keep/save_pace.py``)
+    320   ring of ``capacity`` records of 64 bytes:
           sequence u64 · step i64 · time_ns i64 · loss f64 · grad_norm f64 · tokens i64 · given u32
     end   64 bytes by which the kernel notifies the agent that the rank begins to end (``end_notice``)
 
-Each field between 32 and 256 is a word that is read and written at once (``SharedWords``), so a reader never sees a
+Each field between 32 and 320 is a word that is read and written at once (``SharedWords``), so a reader never sees a
 part of a number. The writer stores a record first and ``published`` last. A record is valid if its sequence fits its
 position in the ring, so a reader drops records that were overwritten while it read. ``given`` has a bit for each number
 that the script reported (``LOSS``, ``GRAD_NORM``). A number that the script did not report is stored as NaN; this NaN
 is not a fault.
 
-The agent writes only ``align_step`` and ``asked_ns``. A rank that has completed ``align_step`` steps waits at the end
-of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, by the machine's
-monotonic clock. A rank whose request is not renewed resumes by itself.
+The agent writes only ``align_step``, ``asked_ns`` and ``asked_pace``. A rank that has completed ``align_step`` steps
+waits at the end of its step, and reports that in ``aligned_step``. ``asked_ns`` is the time of the newest request, by
+the machine's monotonic clock. A rank whose request is not renewed resumes by itself.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from everstep.errors import EverstepError
+from everstep.model.pace import Pace
 from everstep.system import end_notice
 from everstep.system.end_notice import EndNotice
 from everstep.system.shared_words import SharedWords
 
 MAGIC = b"EVSTRPT1"
-VERSION = 2
-RING = 256
+VERSION = 3
+RING = 320
 RECORD_BYTES = 64
 DEFAULT_CAPACITY = 4096
 LOSS, GRAD_NORM = 1, 2
@@ -54,6 +56,7 @@ _RECORD = struct.Struct("<QqqddqI")
 _PID, _PUBLISHED, _ATTACHED, _FINISHED, _COMPLETED, _OPTIMIZER_STEPS, _OPTIMIZER_NS = 32, 64, 72, 80, 88, 96, 104
 _MILESTONES, _PER_TOKEN, _PEAK, _DERIVED = 128, 192, 200, 208
 _ALIGN_STEP, _ASKED_NS, _ALIGNED, _CAN_ALIGN = 216, 224, 232, 240
+_ASKED_PACE, _PACE, _WANTED, _SAVE_S, _STEP_S = 248, 256, 264, 272, 280
 
 Milestone = Literal["forked", "script_entered", "joined", "restored", "first_step", "loop_entered", "loop_left"]
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
@@ -92,6 +95,17 @@ class Alignment(NamedTuple):
         """Whether a rank with this number of completed steps has to wait now."""
         valid = time.monotonic_ns() - self.asked_ns <= REQUEST_VALID_S * 1e9
         return valid and 0 < self.step <= completed_steps
+
+
+class SaveTimes(NamedTuple):
+    """The distance between saves that a rank needs, and the times from which it follows."""
+
+    wanted: int = 1
+    """The distance, in steps."""
+    save_s: float = 0.0
+    """Time of its last save, seconds; 0: not known yet."""
+    step_s: float = 0.0
+    """Time of a step without saves, seconds; 0: not known yet."""
 
 
 class Flops(NamedTuple):
@@ -144,8 +158,13 @@ class ReportFile:
         self._published = self._words.get(_PUBLISHED)
 
     @classmethod
-    def create(cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY) -> ReportFile:
-        """Create the file. All of it is allocated, so that no later write can fail."""
+    def create(
+        cls, path: Path, *, rank: int, generation: int, capacity: int = DEFAULT_CAPACITY, save_every: int = 1
+    ) -> ReportFile:
+        """Create the file, for a rank that begins to save every ``save_every`` steps.
+
+        All of the file is allocated, so that no later write can fail.
+        """
         size = _end_of_ring(capacity) + end_notice.ROOM
         temporary = path.with_name(path.name + ".new")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -160,6 +179,9 @@ class ReportFile:
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
         made = cls(path, mapped)
         made.complete(-1)
+        made.ask_pace(Pace(every=save_every))
+        made.set_pace(Pace(every=save_every))
+        made.set_save_times(SaveTimes(save_every))
         temporary.rename(path)
         return made
 
@@ -255,7 +277,34 @@ class ReportFile:
         """Report that this rank checks at the end of every step whether it has to wait."""
         self._words.set(_CAN_ALIGN, 1)
 
+    def asked_pace(self) -> Pace:
+        """The pace to which the rank is asked to move. The rank and the agent call this."""
+        return _unpacked(self._words.get(_ASKED_PACE))
+
+    def set_pace(self, pace: Pace) -> None:
+        """Report the pace to which this rank has moved."""
+        self._words.set(_PACE, _packed(pace))
+
+    def set_save_times(self, times: SaveTimes) -> None:
+        """Report the distance between saves that this rank needs."""
+        self._words.set_float(_SAVE_S, times.save_s)
+        self._words.set_float(_STEP_S, times.step_s)
+        self._words.set(_WANTED, times.wanted)
+
     # The reader: the agent.
+
+    def ask_pace(self, pace: Pace) -> None:
+        """Ask the rank to move to a pace."""
+        self._words.set(_ASKED_PACE, _packed(pace))
+
+    def pace(self) -> Pace:
+        """The pace to which the rank has moved."""
+        return _unpacked(self._words.get(_PACE))
+
+    def save_times(self) -> SaveTimes:
+        """The distance between saves that the rank needs."""
+        words = self._words
+        return SaveTimes(words.get(_WANTED), words.get_float(_SAVE_S), words.get_float(_STEP_S))
 
     def align(self, step: int) -> None:
         """Ask the rank to wait once it has completed ``step`` steps; 0: ask it to wait no longer."""
@@ -319,6 +368,15 @@ class ReportFile:
     def _flops(self) -> Flops:
         words = self._words
         return Flops(words.get_float(_PER_TOKEN), words.get_float(_PEAK), bool(words.get(_DERIVED)))
+
+
+def _packed(pace: Pace) -> int:
+    """A pace in one word, so that it is read and written at once."""
+    return pace.number << 33 | pace.every << 1 | pace.waits
+
+
+def _unpacked(word: int) -> Pace:
+    return Pace(word >> 33, word >> 1 & (1 << 32) - 1, bool(word & 1))
 
 
 def _end_of_ring(capacity: int) -> int:

@@ -1,4 +1,4 @@
-"""Saves the state of one rank after every step, in shared memory that outlives the rank, and restores it.
+"""Saves the state of one rank after a step, in shared memory that outlives the rank, and restores it.
 
 A save is one copy of the rank's own tensors into a slot (``everstep/slots/file.py``). Most of it is copied while the
 next step runs (``saver.py``). Only the local shard of a DTensor is saved and loaded, so no rank gathers tensors.
@@ -50,7 +50,7 @@ class Stateful(Protocol):
 
 
 class Checkpoint:
-    """The state of this rank, saved after every step by ``Run.steps``.
+    """The state of this rank, saved by ``Run.steps`` after every step, or after every k-th if saves are slower.
 
     ``Run.checkpoint`` makes it; outside everstep it does nothing. The states of the random number generators of torch,
     numpy and ``random`` are part of it.
@@ -106,6 +106,16 @@ class Checkpoint:
         """The objects of ``Run.checkpoint``, by name."""
         return self._things
 
+    @property
+    def last_save(self) -> tuple[int, float]:
+        """Completed steps of the last committed save, and the time that it took, seconds; (0, 0): there is none."""
+        return self._saver.last if self._saver is not None else (0, 0.0)
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which training has waited for saves, seconds."""
+        return self._saver.waited_s if self._saver is not None else 0.0
+
     def save(self, completed_steps: int) -> None:
         """Save the state after a number of completed steps, and return as soon as training may continue.
 
@@ -146,6 +156,11 @@ class Checkpoint:
         """
         if self._saver is not None:
             self._saver.wait()
+
+    def give_up(self, completed_steps: int) -> None:
+        """Discard the states after ``completed_steps`` steps or more."""
+        if self._saver is not None:
+            self._saver.give_up(completed_steps)
 
     def drain(self) -> None:
         """Wait a limited time for the last save, without raising its error, since the script already leaves its

@@ -8,7 +8,9 @@ takes the GIL only once.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +113,14 @@ class Copier:
 
     def wait(self) -> None:
         """Return when the copies queued so far are done."""
+
+    def mark(self) -> Any:
+        """The time at which the copies that are queued from now on can begin, for ``since_s``."""
+        return time.perf_counter()
+
+    def since_s(self, mark: Any) -> float:
+        """Seconds since a mark, when the copies queued so far are done."""
+        return time.perf_counter() - float(mark)
 
     def close(self) -> None:
         """Release all resources."""

@@ -56,6 +56,12 @@ class Cuda(Protocol):
     def wait(self, stream: Any) -> None:
         """Return when a stream of the current device has done the work queued so far; sleeps instead of spinning."""
 
+    def mark(self, stream: Any) -> Any:
+        """A mark of the time at which a stream of the current device has done the work queued so far."""
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        """Seconds between two marks of one stream; waits for the second."""
+
     def in_use(self) -> list[int]:
         """Indexes of the devices that this process uses; empty: it does not use CUDA."""
 
@@ -108,6 +114,17 @@ class TorchCuda:
         done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(stream)
         done.synchronize()
+
+    def mark(self, stream: Any) -> Any:
+        """A recorded event."""
+        mark: Any = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        mark.record(stream)
+        return mark
+
+    def elapsed_s(self, begin: Any, end: Any) -> float:
+        """Seconds between two events."""
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
 
     def in_use(self) -> list[int]:
         """Devices with a primary context."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -129,6 +130,16 @@ class DeviceCopier(Copier):
         """Return when all copies are done."""
         with self._cuda.on(self._device):
             self._cuda.wait(self._stream)
+
+    def mark(self) -> Any:
+        """The time at which the device has done the step, which the host may have queued much earlier."""
+        with self._cuda.on(self._device):
+            return self._cuda.mark(self._stream)
+
+    def since_s(self, mark: Any) -> float:
+        """Seconds of the device's clock since a mark."""
+        with self._cuda.on(self._device):
+            return self._cuda.elapsed_s(mark, self._cuda.mark(self._stream))
 
     def close(self) -> None:
         """Wait for the copies."""

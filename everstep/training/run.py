@@ -25,6 +25,7 @@ from everstep.slots.owner import SlotOwner
 from everstep.training.checkpoint import Checkpoint, Stateful
 from everstep.training.deferred_reports import PendingReport, number, on_device, plain
 from everstep.training.launch_environment import from_environment, origin_of
+from everstep.training.paced_saves import PacedSaves
 from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Run:
         self.reported = 0
         """Number of calls of ``report``."""
         self._state: Checkpoint | None = None
+        self._saves: PacedSaves | None = None
         self._entered = False
         self._pending: list[PendingReport] = []
 
@@ -112,8 +114,9 @@ class Run:
     ) -> Generator[int, None, None]:
         """The steps of training: ``for step in run.steps(total, state)``. Enter it once.
 
-        At entry the state of the step on which all ranks agreed is restored. After each body, its save begins. The
-        saved state is the state *between* steps, so a body that was interrupted runs again.
+        At entry the state of the step on which all ranks agreed is restored. After each body its save begins; if saves
+        take longer than steps, only after every k-th body (docs/concepts/saves.md). The saved state is the state
+        *between* steps, so a body that was interrupted runs again.
 
         Every step needs an operation in which all ranks wait for each other, e.g. an all-reduce of the loss, so that no
         rank is more than one step ahead of another.
@@ -139,6 +142,9 @@ class Run:
         self._state = state
         replayed = steps_of_replay() if self.active else 0
         first = self._restore(state, start, warm_up)
+        if state is not None and self._reports is not None:
+            disk_every = from_environment(environment.DISK_EVERY_STEPS, 0)
+            self._saves = PacedSaves(state, self._reports, total=total, disk_every=disk_every)
         total = min(total, first + replayed) if replayed else total
         process = os.getpid()
         if state is not None:
@@ -216,12 +222,12 @@ class Run:
             self._reports.finish()
 
     def _complete(self, step: int, first: int) -> None:
-        """Report that the body of a step is done, and save the state."""
+        """Report that the body of a step is done, and save the state if that is due."""
         if self._reports is None:
             return
         self._reports.complete(step + 1)
-        if self._state is not None:
-            self._state.save(step + 1)
+        if self._saves is not None:
+            self._saves.end_step(step + 1)
         if self._pending:
             self._publish_pending(wait=False)
         if step == first:
@@ -234,10 +240,12 @@ class Run:
         assert self._reports is not None
         if not self._reports.alignment().is_asked(completed_steps):
             return
-        if self._state is not None:
-            self._state.wait()
+        if self._saves is not None:
+            self._saves.begin_wait(completed_steps)
         self._publish_pending(wait=True)
         wait_aligned(self._reports, completed_steps)
+        if self._saves is not None:
+            self._saves.end_wait(completed_steps)
         print(
             f"everstep: waited after step {completed_steps}, was not stopped and continues", file=sys.stderr, flush=True
         )

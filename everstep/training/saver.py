@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -57,6 +58,8 @@ class _Save:
     plan: CopyPlan
     witness: Witness
     encoded: Encoded
+    marks: Mapping[str, Any]
+    """Device → when its copies can begin (``Copier.mark``)."""
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when the copies are done, or queued on the devices."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -103,6 +106,11 @@ class Saver:
         self.trusts_state = overlap
         """Whether it is only noticed by the copying thread that optimizers have other tensors in their state, which
         costs that save. False after the first time."""
+        self.last: tuple[int, float] = (0, 0.0)
+        """Completed steps of the last committed save, and its time from its begin to its commit, seconds. The time in
+        which its slot was allocated and pinned is left out, since later saves into that slot do not need it."""
+        self.waited_s = 0.0
+        """Time for which training has waited for copies and commits, seconds."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
         """Plans of states with and without gradients, which alternate in a script that accumulates gradients."""
         self._save: _Save | None = None
@@ -142,10 +150,11 @@ class Saver:
                 self._copiers[device].follow()
             if not plan.later:
                 self._make_ready(address, encoded.layout.total_bytes)
+            marks = {device: self._copiers[device].mark() for device in plan.devices}
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].pause()
-            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness(), encoded)
+            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness(), encoded, marks)
             if self._overlap:
                 self._hand_over(save)
                 return
@@ -182,7 +191,7 @@ class Saver:
         save = self._save
         if save is None or os.getpid() != self._process:
             return
-        save.ended.wait()
+        self._wait_for(save.ended)
         self._save = None
         self._let_step(save)
 
@@ -234,6 +243,11 @@ class Saver:
             self._make_copiers(plan.devices)
         return plan
 
+    def _wait_for(self, event: threading.Event) -> None:
+        began = time.perf_counter()
+        event.wait()
+        self.waited_s += time.perf_counter() - began
+
     def _hand_over(self, save: _Save) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="everstep saves", daemon=True)
@@ -246,7 +260,7 @@ class Saver:
         save = self._save
         if save is None or save.stepped or os.getpid() != self._process:
             return
-        save.copied.wait()
+        self._wait_for(save.copied)
         for device in {device for device, _ in save.plan.later}:
             self._copiers[device].pause()
         self._let_step(save)
@@ -307,12 +321,16 @@ class Saver:
             save.replaced = True
             self._file.abort()
             return
+        began = time.perf_counter()
         if save.plan.later:
             self._make_ready(save.address, save.size)
+        ready_s = time.perf_counter() - began
         self._copy(save.plan.later, save.address, save.completed_steps)
         save.copied.set()
         for device in save.plan.devices:
             self._copiers[device].wait()
+        copy_s = max((self._copiers[device].since_s(mark) for device, mark in save.marks.items()), default=0.0)
+        copied = time.perf_counter()
         with self._lock:
             if not save.stepped:
                 save.torn = save.witness.changed()
@@ -321,6 +339,7 @@ class Saver:
             self._file.abort()
             return
         self._file.commit(save.completed_steps)
+        self.last = save.completed_steps, max(copy_s - ready_s, 0.0) + time.perf_counter() - copied
         with self._lock:
             save.committed = True
             if save.torn or save.given_up:

@@ -127,6 +127,7 @@ def _report(
         stages=[f"{stage.name}, {stage.seconds:.2f} s: {stage.found}" for stage in stages],
         generation=incident.state.generation,
         resume_step=incident.state.resume_step,
+        save_every=incident.state.save_every,
         recovered=confirmation is not None,
         seconds=seconds,
         failures=incident.state.failures,

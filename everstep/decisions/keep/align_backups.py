@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep.decisions.keep.disk_schedule import StepRate, steps_ahead
+from everstep.decisions.keep.disk_schedule import StepRate, next_multiple, steps_ahead
 
 BEHIND_S = 1.0
 """Machines are aligned when one machine has been behind by at least two due steps for this long, seconds."""
@@ -87,6 +87,8 @@ class AlignRule:
     world_size: int
     every: int = 1
     """The setting ``backup_every_steps``."""
+    _distance: int = 1
+    """Ranks save after the steps that are multiples of this number."""
     _pace: StepRate = field(default_factory=StepRate)
     _target_step: int = 0
     """The step that was last named, whether ranks adopted it or not."""
@@ -97,14 +99,16 @@ class AlignRule:
     _failing: dict[int, int] = field(default_factory=dict)
     """Rank whose backups fail → since when."""
 
-    def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0) -> Aligned | None:
+    def observe(self, ranks: Sequence[Backed], now_ns: int, *, apart: int = 0, distance: int = 1) -> Aligned | None:
         """Return the message for all machines; None: all machines have it already. Call this often.
 
         Args:
             ranks: The ranks of one generation, as their machines last showed them.
             now_ns: The current time.
             apart: The number of steps by which ranks drift apart (``DriftRule``); 0: their slots have a common step.
+            distance: Ranks save after the steps that are multiples of this number.
         """
+        self._distance = distance
         newest = max((rank.own_step for rank in ranks), default=-1)
         self._pace.observe(now_ns, newest)
         if len(ranks) < self.world_size or any(rank.own_step < 0 for rank in ranks):
@@ -147,7 +151,7 @@ class AlignRule:
         if late:
             self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
         if self._target_step <= adopted or late:
-            self._target_step = newest + steps_ahead(self._lead_s, step_s)
+            self._target_step = next_multiple(newest + steps_ahead(self._lead_s, step_s), self._distance)
         return self._target_step
 
     def _is_behind(self, ranks: Sequence[Backed], now_ns: int) -> bool:
@@ -161,7 +165,8 @@ class AlignRule:
 
     def _late(self, rank: Backed) -> int:
         """Return the number of due steps that are not at the rank's peer."""
-        return rank.own_step // self.every - max(rank.backup_step, 0) // self.every
+        due = max(self.every, self._distance)
+        return rank.own_step // due - max(rank.backup_step, 0) // due
 
     def _given_up(self, ranks: Sequence[Backed], now_ns: int) -> set[int]:
         self._failing = {rank.rank: self._failing.get(rank.rank, now_ns) for rank in ranks if rank.failing}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, lcm
 
 from everstep.model.checkpoint_policy import CheckpointPolicy
 
@@ -39,7 +39,7 @@ class StepRate:
     _newest_ns: int = 0
     """When the newest step was first seen, nanoseconds; 0: no step was seen."""
     _took_ns: int = 0
-    """The time of the newest step, or the mean of the steps that were first seen with it, nanoseconds."""
+    """The time from the step that was seen before it to the newest step, nanoseconds."""
 
     def observe(self, now_ns: int, newest: int) -> None:
         """Add a sample: the number of steps of the rank that is furthest; negative: not known yet."""
@@ -47,14 +47,14 @@ class StepRate:
             return
         last = self._samples[-1][1] if self._samples else -1
         if newest > last:
-            self._took_ns = (now_ns - self._newest_ns) // (newest - last) if self._newest_ns else 0
+            self._took_ns = now_ns - self._newest_ns if self._newest_ns else 0
             self._newest_ns = now_ns
         self._samples.append((now_ns, newest))
 
-    def is_hung(self, now_ns: int, least_s: float, steps: int) -> bool:
-        """Return whether the next step takes longer than ``least_s`` seconds, and longer than ``steps`` recent
-        steps."""
-        return bool(self._newest_ns) and now_ns - self._newest_ns > max(least_s * 1e9, steps * self._took_ns)
+    def is_hung(self, now_ns: int, least_s: float, factor: int) -> bool:
+        """Return whether the next step takes longer than ``least_s`` seconds, and ``factor`` times as long as the
+        newest."""
+        return bool(self._newest_ns) and now_ns - self._newest_ns > max(least_s * 1e9, factor * self._took_ns)
 
     def step_s(self) -> float | None:
         """Return the mean time of a step over the last samples, seconds; None before a step was completed."""
@@ -170,13 +170,16 @@ class PersistRule:
         """Return the rule for the next generation."""
         return PersistRule(self.policy, _saved_ns=self._saved_ns, _asked_ns=self._asked_ns, _asked=self._asked)
 
-    def observe(self, ranks: Sequence[DiskProgress], complete_step: int, now_ns: int) -> int | None:
+    def observe(
+        self, ranks: Sequence[DiskProgress], complete_step: int, now_ns: int, *, distance: int = 1
+    ) -> int | None:
         """Return the step to request from all machines, or None. Call this often.
 
         Args:
             ranks: All ranks of one generation, as their machines last showed them.
             complete_step: The newest step that all of them have on disk; 0: there is none.
             now_ns: The current time of a clock that is never set.
+            distance: Ranks save after the steps that are multiples of this number.
         """
         newest = max((rank.completed_steps for rank in ranks), default=-1)
         self._pace.observe(now_ns, newest)
@@ -194,7 +197,7 @@ class PersistRule:
         self._asked_ns = now_ns
         self._asked += 1
         every = 0 if self.policy.disk_every_min else self.policy.disk_every_steps
-        return coming_step(newest, step_s, every=every)
+        return coming_step(newest, step_s, every=every, distance=distance)
 
     def _every_min(self, newest: int, complete_step: int) -> float:
         """Return how old the newest step on all disks may get, minutes; 0: no step is requested."""
@@ -223,7 +226,7 @@ class PersistRule:
         return max(due_ns, self._asked_ns + min(every_ns, again_ns))
 
 
-def coming_step(newest: int, step_s: float, *, every: int = 0) -> int:
+def coming_step(newest: int, step_s: float, *, every: int = 0, distance: int = 1) -> int:
     """Return a step that is at least ``LEAD_S`` seconds and two steps ahead.
 
     It is the next multiple of a power of two. So watchers that ask at slightly different times, or measured slightly
@@ -232,8 +235,14 @@ def coming_step(newest: int, step_s: float, *, every: int = 0) -> int:
     Args:
         newest: The completed steps of the rank that is furthest.
         step_s: The time of a step, seconds.
-        every: Only multiples of this number are written to disk; 0: any step may be.
+        every: Only multiples of this number are written to disk; 0: any step may be. Ranks save them at any pace.
+        distance: Ranks save after the other steps that are multiples of this number.
     """
     ahead = steps_ahead(LEAD_S, step_s)
-    multiple = every or 1 << (ahead - 1).bit_length()
-    return -(-(newest + ahead) // multiple) * multiple
+    multiple = every or lcm(1 << (ahead - 1).bit_length(), distance)
+    return next_multiple(newest + ahead, multiple)
+
+
+def next_multiple(step: int, multiple: int) -> int:
+    """Return the smallest multiple of a number that is not below a step."""
+    return -(-step // multiple) * multiple

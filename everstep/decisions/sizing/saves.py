@@ -6,9 +6,9 @@ The script's thread begins a save; a second thread copies, hashes and commits it
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from everstep.decisions.keep.save_need import distance
 from everstep.decisions.sizing.load import Load
 
 SCRIPT_S = 0.0015
@@ -18,7 +18,7 @@ SCRIPT_S = 0.0015
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """The times of the save of every step, seconds, while all ranks of the machine save."""
+    """The times of saves, seconds, while all ranks of the machine save."""
 
     script_s: float
     """The script's thread: it begins the save."""
@@ -33,11 +33,12 @@ class SavePlan:
     delay_s: float
     """The delay of training by every other save."""
     step_s: float
-    """Time of a step with its save."""
+    """Mean time of a step, with its share of a save."""
     fits_step: bool
-    """Whether a save ends before the next one begins, and its copy before ``optimizer.step``."""
+    """Whether no step waits for a save: each save ends before the next one begins, and its copy before
+    ``optimizer.step``."""
     every_steps: int
-    """A save lasts this many steps, rounded up. One save in so many steps would not delay training."""
+    """The ranks save every n-th step (``save_every_steps``)."""
 
 
 def plan_saves(load: Load) -> SavePlan:
@@ -50,9 +51,11 @@ def plan_saves(load: Load) -> SavePlan:
     map_s = size / load.rate(hardware.map_write_gb_s, traffic=0)
     pin_s = size / load.rate(hardware.pin_gb_s, traffic=0) if load.on_gpu else 0.0
     overlapped = load.policy.overlap and load.policy.slots > 2
-    step_s = _step_s(load, copy_s, save_s, overlapped)
+    chosen, needed = load.policy.save_every_steps, distance(save_s, load.step_s)
+    every = min(needed, load.policy.most_distance) if chosen == "auto" else chosen
+    delay_s = _delay_s(load, copy_s, save_s, overlapped, every)
     first_s = save_s + allocate_s + map_s + pin_s
-    first_step_s = _step_s(load, allocate_s + map_s + pin_s + copy_s, first_s, overlapped)
+    first_delay_s = _delay_s(load, allocate_s + map_s + pin_s + copy_s, first_s, overlapped, 1)
     forward_s = load.forward_share * load.step_s
     return SavePlan(
         script_s=SCRIPT_S,
@@ -60,17 +63,25 @@ def plan_saves(load: Load) -> SavePlan:
         checksum_s=checksum_s,
         save_s=save_s,
         first_s=first_s,
-        first_delay_s=first_step_s - load.step_s,
-        delay_s=step_s - load.step_s,
-        step_s=step_s,
-        fits_step=overlapped and copy_s <= forward_s and save_s <= load.step_s,
-        every_steps=max(1, math.ceil(save_s / load.step_s), math.ceil(copy_s / forward_s)),
+        first_delay_s=first_delay_s,
+        delay_s=delay_s,
+        step_s=load.step_s + delay_s / every,
+        fits_step=overlapped and copy_s <= forward_s and save_s <= every * load.step_s,
+        every_steps=every,
     )
 
 
-def _step_s(load: Load, until_copied_s: float, save_s: float, overlapped: bool) -> float:
-    """Time of a step whose save takes ``save_s``, and has copied the state after ``until_copied_s``, seconds."""
+def _delay_s(load: Load, until_copied_s: float, save_s: float, overlapped: bool, every: int) -> float:
+    """Time for which training waits for a save that takes ``save_s``, seconds.
+
+    Args:
+        load: The job.
+        until_copied_s: Time from the begin of the save until the state is copied, seconds.
+        save_s: Time of the save, seconds.
+        overlapped: Whether training continues meanwhile.
+        every: The next save begins after so many steps.
+    """
     if not overlapped:
-        return load.step_s + save_s
-    forward_s = load.forward_share * load.step_s
-    return max(max(forward_s, until_copied_s) + load.step_s - forward_s, save_s - SCRIPT_S) + SCRIPT_S
+        return save_s
+    waits_s = max(until_copied_s - load.forward_share * load.step_s, 0.0)
+    return max(waits_s, save_s - SCRIPT_S - every * load.step_s) + SCRIPT_S

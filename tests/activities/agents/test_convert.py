@@ -94,4 +94,5 @@ def test_agents_are_told_all_of_the_checkpoint_policy_that_is_theirs() -> None:
     options = {field.name for field in checkpoint_options(JobSpec(name="job", script="/job.py")).DESCRIPTOR.fields}
 
     ours = {"disk_every_min", "state_mb_per_rank", "max_unsaved_steps", "max_unsaved_s", "verify_at_stop_mb"}
+    ours |= {"save_every_steps"}
     assert set(CheckpointPolicy.model_fields) - ours == options - {"reshard_from"}

@@ -42,7 +42,7 @@ class Told:
     pager: HttpReceiver
     settings: NoticeSettings
 
-    def announcer(self, **more: float) -> Announcer:
+    def announcer(self, **more: Any) -> Announcer:
         return Announcer(self.client, self.settings, self.queue, UI, **more)
 
     async def looked(self, *announcers: Announcer, count: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -126,6 +127,15 @@ class RecordingCuda:
         """Record that the host waits for a stream."""
         assert stream.device == self.current_device()
         stream.synchronize()
+
+    def mark(self, stream: RecordingStream) -> float:
+        """Return the time."""
+        assert stream.device == self.current_device()
+        return time.perf_counter()
+
+    def elapsed_s(self, begin: float, end: float) -> float:
+        """Return the time between two marks, seconds."""
+        return end - begin
 
     def in_use(self) -> list[int]:
         """Return the devices that have a context, ascending."""

@@ -62,6 +62,7 @@ async def reattempt(incident: Incident, plan: RestartPlan) -> Confirmation | Non
         job=state.placed,
         generation=state.generation,
         resume_step=target.step,
+        save_every=state.save_every,
         reason=incident.id,
         reshard_from=target.folder,
         origin=target.origin,

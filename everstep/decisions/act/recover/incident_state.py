@@ -137,6 +137,8 @@ class IncidentState(BaseModel):
     """The disk checkpoint from which the job was first started; empty: none."""
     folder_step: int = -1
     """The step of that checkpoint."""
+    save_every: int = 0
+    """After how many steps the ranks saved last; 0: not known."""
     launches: list[tuple[int, int]] = Field(default_factory=list)
     """The launches of this incident: generation and step."""
     emptied: set[str] = Field(default_factory=set)
@@ -236,6 +238,7 @@ class IncidentState(BaseModel):
     def merge_evidence(self, evidence: Evidence) -> Evidence:
         """Record the evidence of a stop; return it with all machines that lost their memory since the last launch."""
         self.emptied |= set(evidence.emptied) - self.joined
+        self.save_every = evidence.save_every or self.save_every
         newer = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
         earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in newer]
         self.findings = [*evidence.findings, *earlier][:FINDINGS_KEPT]

@@ -33,7 +33,7 @@ class Rank:
         for step in range(first, last + 1):
             self.file.begin(b"tree", 64)
             header = self.file.commit(step)
-            self.saved.held(0, self.held())
+            self.saved.held(0, self.held(), newest_slots=4)
             self.saved.own(0, step, header.saved_ns)
             self.own_slots.on_saved(0, header)
 
@@ -92,7 +92,7 @@ def test_a_rank_that_passed_a_named_step_before_it_was_pinned_reports_it(rank: R
     rank.save(1, 5)
     rank.own_slots.align(0, pb.AlignBackupsRequest(named=7))
     rank.file.forget(7)
-    rank.saved.held(0, [5, 8])
+    rank.saved.held(0, [5, 8], newest_slots=4)
     rank.file.begin(b"tree", 64)
     header = rank.file.commit(8)
     rank.own_slots.on_saved(0, header)

@@ -86,13 +86,12 @@ def test_a_save_that_fits_delays_training_only_by_its_beginning(job: Load) -> No
     assert saves.save_s == pytest.approx(saves.script_s + saves.copy_s + saves.checksum_s)
     assert saves.first_s > saves.save_s
     assert saves.first_delay_s >= saves.delay_s >= SCRIPT_S - 1e-9
-    assert saves.step_s == pytest.approx(job.step_s + saves.delay_s)
+    assert saves.step_s == pytest.approx(job.step_s + saves.delay_s / saves.every_steps)
     if saves.fits_step:
         assert saves.delay_s == pytest.approx(SCRIPT_S, abs=1e-6)
-        assert saves.every_steps == 1
     if saves.every_steps > 1:
-        assert saves.delay_s > SCRIPT_S
-    assert saves.every_steps * job.step_s >= saves.save_s
+        assert saves.save_s > saves.every_steps / 2 * job.step_s, "half of the distance would be too short"
+    assert saves.every_steps * job.step_s >= saves.save_s or saves.every_steps == job.policy.most_distance
 
 
 def test_without_overlap_training_waits_for_the_complete_save() -> None:
@@ -102,12 +101,20 @@ def test_without_overlap_training_waits_for_the_complete_save() -> None:
         assert not saves.fits_step
 
 
-def test_a_step_is_at_least_as_long_as_its_save() -> None:
-    saves = plan_saves(load(step_s=2.0))
+def test_if_every_step_is_saved_a_step_is_at_least_as_long_as_its_save() -> None:
+    saves = plan_saves(load(step_s=2.0, save_every_steps=1))
 
     assert saves.save_s > 2.0
     assert saves.step_s == pytest.approx(saves.save_s)
-    assert (saves.fits_step, saves.every_steps) == (False, 2)
+    assert (saves.fits_step, saves.every_steps) == (False, 1)
+
+
+def test_a_save_that_is_longer_than_a_step_is_made_every_second_step() -> None:
+    saves = plan_saves(load(step_s=2.0))
+
+    assert 2.0 < saves.save_s < 4.0
+    assert saves.every_steps == 2
+    assert saves.step_s < saves.save_s
 
 
 def test_the_optimizer_waits_for_a_copy_that_is_longer_than_forward_and_backward() -> None:
