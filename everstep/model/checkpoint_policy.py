@@ -33,7 +33,9 @@ class CheckpointPolicy(BaseModel):
     )
     backup: bool = Field(True, description="Copy each shard to a peer outside its parallel groups (section 7).")
     backup_slots: int = Field(2, ge=2, le=8, description="Buffers per backup at the peer (double buffer, section 7).")
-    backup_every_steps: int = Field(1, ge=1, description="Back up every n-th step (every step, section 7).")
+    backup_every_steps: int = Field(
+        1, ge=1, description="Back up the steps that are multiples of n and are saved (every step, section 7)."
+    )
     backup_rate_mb_s: float = Field(
         0.0,
         ge=0,

@@ -153,6 +153,7 @@ OF_A_KNOWN_JOB: dict[str, Ask] = {
     "align_ranks": lambda agent, job: agent.align_ranks(pb.AlignRanksRequest(job=job, generation=1, step=1)),
     "align_backups": lambda agent, job: agent.align_backups(pb.AlignBackupsRequest(job=job)),
     "sample": lambda agent, job: agent.sample(pb.SampleRequest(job=job)),
+    "pace_saves": lambda agent, job: agent.pace_saves(pb.PaceSavesRequest(job=job)),
     "stacks": lambda agent, job: agent.stacks(pb.StacksRequest(job=job)),
     "steps": lambda agent, job: anext(agent.steps(pb.StepsRequest(job=job))),
     "read_log": lambda agent, job: anext(agent.read_log(pb.ReadLogRequest(job=job))),

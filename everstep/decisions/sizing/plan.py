@@ -38,7 +38,7 @@ class Plan:
 def plan_job(load: Load) -> Plan:
     """Compute the plan of a job."""
     saves = plan_saves(load)
-    backups = plan_backups(load, saves.step_s)
+    backups = plan_backups(load, saves.step_s, saves.every_steps)
     memory = _memory(load, load.policy.slots, load.backup_slots)
     return Plan(
         memory=memory,

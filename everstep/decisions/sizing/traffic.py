@@ -24,7 +24,8 @@ class BackupPlan:
     seconds: float
     """Time of the backup of one step."""
     every_steps: int
-    """Every n-th step is backed up: ``backup_every_steps``, or more if backups are slower than steps."""
+    """Every n-th step is backed up: ``backup_every_steps``, or more if backups are slower than steps, or if fewer steps
+    are saved."""
     per_second: float
     """Backups of a step per second."""
     card_share: float
@@ -53,12 +54,13 @@ class FilePlan:
     """Bytes that have to be free: on the machine's disk, or on the storage for all machines."""
 
 
-def plan_backups(load: Load, step_s: float) -> BackupPlan | None:
+def plan_backups(load: Load, step_s: float, saved_every: int = 1) -> BackupPlan | None:
     """Compute the traffic of backups; None: there are none.
 
     Args:
         load: The job.
-        step_s: Time of a step with its save, seconds.
+        step_s: Mean time of a step with its share of a save, seconds.
+        saved_every: Every n-th step is saved.
     """
     if not load.backup_slots:
         return None
@@ -77,7 +79,7 @@ def plan_backups(load: Load, step_s: float) -> BackupPlan | None:
     bound_by, rate = min(limits.items(), key=lambda limit: limit[1])
     size = load.machine_bytes
     seconds = size / rate if rate else math.inf
-    wanted = policy.backup_every_steps
+    wanted = math.lcm(policy.backup_every_steps, saved_every)
     every = wanted * max(1, math.ceil(seconds / (wanted * step_s))) if rate else 0
     sent = size / (every * step_s) if every else 0.0
     return BackupPlan(

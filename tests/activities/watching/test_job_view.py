@@ -12,10 +12,13 @@ from everstep.decisions.blame.hang.conclusions import unknown
 from everstep.decisions.blame.hang.progress import HangCheck, HangSign
 from everstep.decisions.keep.align_backups import Aligned
 from everstep.decisions.keep.disk_schedule import Agreed
+from everstep.decisions.keep.save_pace import PaceOrder
+from everstep.decisions.notices import PacedJob
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
+from everstep.model.pace import Pace
 from everstep.model.recovery_policy import RecoveryPolicy
 
 S = 10**9
@@ -414,3 +417,53 @@ def test_a_pause_that_a_restart_ended_is_learnt_if_the_job_waited_outside(
     job.accepted(hang, 60 * S)
     show(job, 61 * S, 20, generation=2)
     assert (job.facts(2, 61 * S).longest_step_s > 30) == learnt
+
+
+def show_saves(job: JobView, *saves: pb.PacedSaves) -> None:
+    for rank, one in enumerate(saves):
+        reply = progress(rank, 100 * S, 40, own_step=40, own_ns=100 * S)
+        reply.ranks[0].saves.CopyFrom(one)
+        job.showed(f"m{rank}", reply, 100 * S)
+
+
+def saves(pace: Pace, wanted: int, asked: Pace | None = None) -> pb.PacedSaves:
+    asked_of = pb.Pace(**(asked or pace)._asdict())
+    return pb.PacedSaves(pace=pb.Pace(**pace._asdict()), asked=asked_of, wanted=wanted, save_s=wanted, step_s=1.0)
+
+
+def test_all_ranks_move_to_the_distance_that_the_slowest_needs() -> None:
+    job = watched(spec=JobSpec(name="job", script="/job.py", machines=2))
+    show_saves(job, saves(Pace(), 1), saves(Pace(), 4))
+    first = Pace(1, 1, True)
+    assert job.pace_saves() == (1, PaceOrder(Pace(), first))
+    show_saves(job, saves(Pace(), 1, first), saves(Pace(), 4))
+    assert job.pace_saves() == (1, PaceOrder(first, first))
+    assert job.paced() is not None
+    show_saves(job, saves(first, 1), saves(Pace(), 4, first))
+    assert job.paced() is None, "the ranks have different paces now"
+    show_saves(job, saves(Pace(5, 4), 1), saves(Pace(5, 4), 4))
+    assert job.pace_saves() is None
+    assert job.paced() == PacedJob("job", 1, Pace(5, 4), save_s=4.0, step_s=1.0)
+
+
+@pytest.mark.parametrize("checkpoint", [{"save_every_steps": 3}, {"slots": 2}, {"max_unsaved_steps": 2}])
+def test_a_fixed_or_limited_distance_is_kept(checkpoint: dict[str, Any]) -> None:
+    policy = CheckpointPolicy.model_validate(checkpoint)
+    job = watched(spec=JobSpec(name="job", script="/job.py", machines=2, checkpoint=policy))
+    pace = Pace(every=policy.first_distance(0))
+    show_saves(job, saves(pace, 8), saves(pace, 8))
+    assert job.pace_saves() is None
+
+
+def test_a_step_that_is_asked_for_on_disk_is_one_that_ranks_save() -> None:
+    job = watched()
+    for second in range(1, 75):
+        pace = saves(Pace(3, 10), 8)
+        for rank in (0, 1):
+            reply = progress(rank, second * S, 10 * second, own_step=10 * second, own_ns=second * S)
+            reply.ranks[0].saves.CopyFrom(pace)
+            job.showed(f"m{rank}", reply, second * S)
+        if step := job.persist(second * S):
+            assert step % 10 == 0
+            return
+    raise AssertionError("no step was asked for")

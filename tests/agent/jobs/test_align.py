@@ -174,3 +174,46 @@ async def test_scripts_that_do_not_number_their_steps_are_not_held(agent: Runnin
     with pytest.raises(UnknownJob):
         await agent.client.align_ranks(pb.AlignRanksRequest(job="no-such-job", generation=1, step=1))
     await job.release()
+
+
+async def move(job: Job, before: pb.Pace, after: pb.Pace, generation: int = 1) -> pb.ProgressReply:
+    """Move both ranks to a pace, as a watcher does, and wait until they have moved."""
+    for pace, following in ((before, after), (after, after)):
+        request = pb.PaceSavesRequest(job=job.name, generation=generation, pace=pace, following=following)
+        await job.agent.client.pace_saves(request)
+    return await job.progress(lambda now: all(rank.saves.pace == after for rank in now.ranks))
+
+
+async def test_ranks_that_save_every_16th_step_wait_with_any_step_saved_and_keep_their_pace(
+    agent: RunningAgent,
+) -> None:
+    job = await prepared(agent, TRAIN)
+    await launch(job)
+    await steps(job, 1)
+    pace = pb.Pace(every=1)
+    for number, every in enumerate((1, 2, 4, 8, 16), 1):
+        before, pace = pace, pb.Pace(number=number, every=every, waits=True)
+        reply = await move(job, before, pace)
+    assert all(rank.saves.save_s > 0 and rank.saves.step_s > 0 for rank in reply.ranks)
+    late = pb.PaceSavesRequest(job=job.name, generation=1, pace=pb.Pace(every=1), following=pb.Pace(number=1, every=2))
+    await agent.client.pace_saves(late)
+    agent.kill()
+    await agent.start()
+    reply = await job.progress(lambda now: len(now.ranks) == 2)
+    assert all(rank.saves.asked == pace for rank in reply.ranks), "a late message and a restart change nothing"
+
+    step = (await align(job, 0)).farthest + 20
+    step += step % 16 == 0
+    await held(job, step)
+    await align(job, 0)
+    reply = await job.progress(lambda now: min(_completed(now)) > step + 16)
+    assert all(step not in rank.saved.own_steps for rank in reply.ranks), "other ranks may not have it"
+
+    step = max(_completed(reply)) + 20
+    step += step % 16 == 0
+    await held(job, step)
+    stopped = await job.stop()
+    own = [copy for copy in stopped.checkpoints if copy.tier == pb.HeldCheckpoint.OWN and copy.valid]
+    assert sorted(copy.rank for copy in own if copy.completed_steps == step) == [0, 1]
+    assert stopped.save_every == 16
+    await job.release()

@@ -127,3 +127,28 @@ def test_agents_that_answer_at_different_times_are_no_drift() -> None:
     report = saved_report(again, before=drifting())
 
     assert report is not None and report.own_step == 28
+
+
+def saving(
+    number: int, *, every: int = 4, waits: bool = False, save_s: float = 1.9, step_s: float = 0.6
+) -> pb.RankProgress:
+    shown = rank(number, own_step=8)
+    pace = pb.Pace(number=3, every=every, waits=waits)
+    shown.saves.CopyFrom(pb.PacedSaves(asked=pace, pace=pace, wanted=4, save_s=save_s, step_s=step_s))
+    return shown
+
+
+def test_it_is_shown_after_how_many_steps_ranks_save_and_why() -> None:
+    report = saved_report({"m0": [saving(0)], "m1": [saving(1, save_s=0.02, step_s=0.5)]})
+    assert report is not None
+    assert ("saves", "every 4 steps (a save takes 1.9 s, a step 0.6 s)") in saved_lines(report)
+    report = saved_report({"m0": [saving(0, every=1, waits=True, save_s=0.021)]})
+    assert report is not None
+    (text,) = (line for what, line in saved_lines(report) if what == "saves")
+    assert text.startswith("every step (a save takes 21 ms, a step 0.6 s), and training waits for them")
+
+
+def test_before_a_save_is_measured_its_time_is_not_shown() -> None:
+    report = saved_report({"m0": [saving(0, save_s=0.0)]})
+    assert report is not None
+    assert report.saves is None

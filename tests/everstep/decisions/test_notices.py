@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from everstep.decisions.notices import (
     TEXT_CHARACTERS,
     EndedJob,
+    PacedJob,
     ended_job_notices,
     incident_notices,
     lasting_notices,
     pool_notices,
+    saves_changed_notices,
 )
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
+from everstep.model.pace import Pace
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
 from everstep.model.stage import CurrentStage, Stage
 
@@ -193,3 +197,17 @@ def test_a_receiver_gets_one_line_of_json() -> None:
     assert fields["time"] == "2026-09-21T14:13:20.000+00:00"
     assert len(fields["text"]) <= 500
     assert "everstep abandon gpt" in fields["text"], "the text is cut, but not the commands in it"
+
+
+def test_a_job_that_saves_after_another_number_of_steps_has_a_notice_with_the_times() -> None:
+    job = PacedJob("gpt", 3, Pace(4, 8), save_s=4.2, step_s=0.6)
+    (one,) = saves_changed_notices(job, NOON)
+    assert (one.kind, one.job) == (NoticeKind.SAVES_CHANGED, "gpt")
+    assert "saves every 8 steps: a save takes 4.2 s, a step 0.6 s; a fault costs at most 16 steps" in one.text
+    assert one.id == saves_changed_notices(replace(job, save_s=5.0), NOON + 1)[0].id
+    assert one.id != saves_changed_notices(replace(job, pace=Pace(7, 4)), NOON)[0].id
+
+
+@pytest.mark.parametrize("pace", [Pace(0, 8), Pace(3, 8, True)])
+def test_a_generation_that_begins_and_ranks_that_change_have_no_notice(pace: Pace) -> None:
+    assert saves_changed_notices(PacedJob("gpt", 3, pace, save_s=4.2, step_s=0.6), NOON) == []
