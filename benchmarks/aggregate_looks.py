@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import gzip
 import json
 import pickle
@@ -39,6 +40,7 @@ from agent.v1 import agent_pb2 as pb
 from benchmarks.aggregate import PER_MACHINE, Dumps
 from benchmarks.aggregate_records import FlightRecords
 from benchmarks.common import Row, finish, quantile, say, show, show_json
+from controlplane.worker import COLLECT_AFTER
 from everstep.decisions.blame.hang.analysis import judge_hang
 from everstep.decisions.blame.hang.rank_samples import compared
 from everstep.decisions.blame.hang.verdict import HangVerdict
@@ -148,6 +150,8 @@ async def trace(addresses: list[str], spec: JobSpec) -> Traced:
     """Sample the agents twice and judge, then sample them as a vote does."""
     machines = [Machine(name=f"m{number}", address=address) for number, address in enumerate(addresses)]
     agents = AgentClients()
+    gc.freeze()  # as in a worker
+    gc.set_threshold(*COLLECT_AFTER)
     await gathered(agents.get(machine.address).describe(timeout_s=60) for machine in machines)
     began, looks = time.process_time(), list[RankLook]()
     for _ in range(2):

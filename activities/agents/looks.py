@@ -268,6 +268,8 @@ async def _keep(
 
     samples = await asyncio.to_thread(looks[-1].samples)
     kept = examples(samples, named)
+    if not kept:
+        return ""
     rows, missing = [], set[str]()
     for number, one in enumerate(looks, first):
         replies = await whole_stacks(tools.agents, job.spec.name, job.machines, one, kept.keys())

@@ -16,7 +16,7 @@ from temporalio import activity
 from activities.activity import Activity, Bounds, within
 from activities.heartbeat import Say
 from activities.turns import gathered
-from everstep.decisions.blame.slow.by_samples import SampleCounts, count_sample, slow_round
+from everstep.decisions.blame.slow.by_samples import FEWEST_SAMPLES, SampleCounts, count_sample, slow_round
 from everstep.decisions.blame.slow.own_past import CpuPerStep, RankTimes
 from everstep.errors import EverstepError
 from everstep.model.job import PlacedJob
@@ -32,7 +32,7 @@ ROOM = timedelta(seconds=20)
 """The time of a round in addition to its samples."""
 
 LOOKS = 10
-"""The number of samples in a round; there are fewer if a sample takes longer."""
+"""The largest number of samples in a round; there are fewer if a sample takes longer."""
 PACE_S = 2.0
 """The longest wait for a machine's report of how fast its ranks step, seconds."""
 SILENT_KEPT = 8
@@ -44,7 +44,8 @@ LOGGED = 16
 class VoteRound(Activity[SlowRound]):
     """Sample all ranks of a slow job for one round; the result is the machine that gets the flag, and the reason.
 
-    If a worker dies, the activity is retried; all attempts together may take as long as about three rounds.
+    A round has at least as many samples as a rank needs to count; it is longer if a sample takes long. If a worker
+    dies, the activity is retried; all attempts together may take as long as about three rounds.
     """
 
     name = "Look for a slow machine"
@@ -75,7 +76,7 @@ class VoteRound(Activity[SlowRound]):
         counts: dict[int, SampleCounts] = {}
         silent: set[str] = set()
         looks, began = 0, time.monotonic()
-        while (now := time.monotonic()) - began < self.round_s or first is None:
+        while (now := time.monotonic()) - began < self.round_s or looks < FEWEST_SAMPLES:
             say(f"sample {looks + 1} of the ranks on {len(machines)} machines")
             # A sample slows a slow rank further, mostly because the rank's own threads write its flight record. So only
             # the first sample of the round has flight records.
@@ -95,6 +96,7 @@ class VoteRound(Activity[SlowRound]):
             await asyncio.sleep(max(now + self.round_s / LOOKS - time.monotonic(), 0.0))
         times = await self._times(tools)
         names = [machine.name for machine in machines]
+        assert first is not None
         found = await asyncio.to_thread(
             slow_round, counts, times, spec.topology(), names=names, number=self.number, looks=looks
         )

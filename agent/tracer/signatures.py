@@ -25,8 +25,8 @@ from everstep.dumps.folder import FolderReader
 from everstep.dumps.py_spy import StackReader
 from everstep.errors import AgentError
 
-GROUPS_KEPT = 1 << 14
-"""The number of different groups whose ranks are kept after they were read."""
+KEPT = 1 << 14
+"""The number of different stacks, orders and groups that are kept after they were read: most machines send the same."""
 
 
 Order = tuple[tuple[int, int, bool], ...]
@@ -118,9 +118,9 @@ def samples_of(reply: pb.SampleReply) -> JobSamples:
         AgentError: the message cannot be read.
     """
     try:
-        stacks = [None, *map(_signature, reply.stacks)]
+        stacks = [None, *(_signature(stack.SerializeToString()) for stack in reply.stacks)]
         names = ["", *(group.name for group in reply.groups)]
-        orders: list[Order] = [(), *(tuple(zip(one.groups, one.numbers, one.p2p, strict=True)) for one in reply.orders)]
+        orders = [(), *(_order(order.SerializeToString()) for order in reply.orders)]
         ranks = {sampled.rank: _rank_sample(sampled, stacks, names, orders) for sampled in reply.ranks}
         groups = {group.name: ranks_in(tuple(group.runs)) for group in reply.groups if group.runs}
     except (LookupError, ValueError) as error:
@@ -129,9 +129,17 @@ def samples_of(reply: pb.SampleReply) -> JobSamples:
     return JobSamples(ranks, groups, labels, unread=tuple(reply.unread))
 
 
-def _signature(stack: pb.StackSignature) -> Signature:
+@lru_cache(maxsize=KEPT)
+def _signature(data: bytes) -> Signature:
+    stack = pb.StackSignature.FromString(data)
     leaf = Leaf(LeafKind(stack.kind), stack.operation, stack.toward)
     return Signature(ProcessRole(stack.role), tuple(zip(stack.functions, stack.files, strict=True)), leaf)
+
+
+@lru_cache(maxsize=KEPT)
+def _order(data: bytes) -> Order:
+    order = pb.CallOrder.FromString(data)
+    return tuple(zip(order.groups, order.numbers, order.p2p, strict=True))
 
 
 def _rank_sample(
@@ -185,9 +193,9 @@ def runs_of(ranks: Iterable[int]) -> list[int]:
     return runs
 
 
-@lru_cache(maxsize=GROUPS_KEPT)
+@lru_cache(maxsize=KEPT)
 def ranks_in(runs: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ranks of runs. Cached, since all machines of a group send the same runs.
+    """Return the ranks of runs.
 
     Raises:
         ValueError: the numbers are not runs.

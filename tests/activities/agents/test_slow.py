@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from activities.agents.vote_round import VoteRound
 from activities.ledger.ledger import Ledger
 from agent.fake import NEVER, FakeAgent
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.blame.slow.by_samples import FEWEST_SAMPLES
 from everstep.errors import AgentUnreachable
 from everstep.model.job import JobSpec, PlacedJob
 from everstep.model.machine import Machine
@@ -132,3 +134,17 @@ async def test_of_another_generation_nothing_is_known(tmp_path: Path, generation
         ledger.close()
     assert found.problem
     assert found.machines == []
+
+
+async def test_a_round_has_enough_samples_although_one_takes_longer_than_the_round(tmp_path: Path) -> None:
+    topology, _, told = looks("deadlock")
+
+    async def late(_: pb.SampleRequest) -> pb.SampleReply:
+        await asyncio.sleep(0.04)
+        return told[0][0]
+
+    with Ledger.open(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        async with reached([FakeAgent(sample=late, progress=NEVER)]) as (pool, machines):
+            given = VoteRound(job=at(job(topology), machines, 0.05), generation=3, incident=INCIDENT, number=1)
+            found = await perform(given, agents=pool, ledger=ledger)
+    assert found.looks == FEWEST_SAMPLES
