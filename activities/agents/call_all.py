@@ -63,7 +63,7 @@ async def on_all(
 
     def waited_for() -> str:
         refusing = [str(error) for error in waiting.values() if isinstance(error, AgentRefuses)]
-        return f"waiting for {listed(waiting)}: {refusing[0] if refusing else 'no answer of its agent'}"
+        return f"waiting for {listed(waiting)}: {refusing[0] if refusing else 'its agent does not answer'}"
 
     async def persist(machine: Machine) -> T | None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)

@@ -75,7 +75,7 @@ async def test_machines_are_waited_for_until_all_answer() -> None:
         given = AwaitMachines(machines=[*machines, away], patience_s=1.0)
 
         assert await perform(given, environment, agents=pool) == ["m1"]
-        assert "waiting for m1, whose agent does not answer" in said
+        assert "waiting for m1: its agent does not answer" in said
         everybody = AwaitMachines(machines=machines, patience_s=60.0)
         assert await perform(everybody, environment, agents=pool) == []
     await pool.close()

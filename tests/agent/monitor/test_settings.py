@@ -25,7 +25,7 @@ def parsed(**table: Any) -> MonitorSettings:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"kernel_log": {}}, "monitor.toml: there is no inspection 'kernel_log'; there are agent, clock"),
+        ({"kernel_log": {}}, "monitor.toml: there is no inspection 'kernel_log'; there are agent, certificates"),
         ({"memory": 3}, "monitor.toml: memory must be a table"),
         ({"memory": {"available": 0.1}}, "monitor.toml: [memory]: there is no setting 'available'; there are availab"),
         ({"memory": {"available_share": 2}}, "monitor.toml: [memory]: available_share is 2: "),
@@ -81,7 +81,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 
     Inspections that cost more, or whose facts change seldom, have longer intervals.
     """
-    seldom = {"cpu", "versions"}
+    seldom = {"cpu", "versions", "certificates"}
     host = [kind for kind in INSPECTIONS if ".host." in kind.__module__ or ".kernel." in kind.__module__]
     assert {kind.limits_type().interval_s for kind in host if kind.name not in seldom} == {2.0}
     assert all(kind.limits_type().deadline_s > 0 for kind in INSPECTIONS)
