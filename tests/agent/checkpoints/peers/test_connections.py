@@ -109,7 +109,7 @@ def test_what_came_over_any_connection_is_not_sent_again() -> None:
     with side() as mine, side() as peer:
         header = save(mine.shm / "checkpoint-0", 7, DATA)
         with (
-            Network(peer.address.port, breaks=[HELLO + 30_000]) as network,
+            Network(peer.address.port, breaks=[HELLO + 30_000] * MOST) as network,
             contextlib.closing(Connections(peer, network)) as opened,
             pytest.raises((OSError, WireError)),
         ):
