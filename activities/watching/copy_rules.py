@@ -63,7 +63,7 @@ class CopyRules:
     def pace_saves(self, shown: Sequence[Shown]) -> PaceOrder | None:
         """Return the message about the pace of saves for all machines; None: there is no change."""
         policy, saves = self.spec.checkpoint, _paced(_living(shown))
-        if policy.save_every_steps != "auto":
+        if policy.save_every_steps:
             return None
         return order_pace(saves, self.spec.topology().world_size, policy.most_distance)
 

@@ -33,7 +33,7 @@ from everstep.decisions.notices import PacedJob
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.pace import Pace
+from everstep.model.save_pace import SavePace
 
 SILENT_S = 10.0
 """An agent that was silent for this long is named in a report of a hang, seconds; agents report every second."""
@@ -410,7 +410,7 @@ class JobView:
         if generation is None or len(known) < self.spec.topology().world_size or len(paces) != 1:
             return None
         slowest = max(known, key=lambda one: one.save_s / one.step_s)
-        return PacedJob(self.spec.name, generation, Pace(*paces.pop()), slowest.save_s, slowest.step_s)
+        return PacedJob(self.spec.name, generation, SavePace(*paces.pop()), slowest.save_s, slowest.step_s)
 
     def _generation(self) -> int | None:
         """Return the newest generation that was seen; None: there is none, or its end was reported."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.save_pace import Paced, PaceOrder
-from everstep.model.pace import Pace
+from everstep.model.save_pace import SavePace
 from everstep.rank.step_reports import ReportFile
 
 
@@ -39,9 +39,9 @@ def order_of(request: pb.PaceSavesRequest) -> PaceOrder:
     return PaceOrder(_pace(request.pace), _pace(request.following))
 
 
-def _message(pace: Pace) -> pb.Pace:
-    return pb.Pace(number=pace.number, every=pace.every, waits=pace.waits)
+def _message(pace: SavePace) -> pb.SavePace:
+    return pb.SavePace(number=pace.number, every=pace.every, waits=pace.waits)
 
 
-def _pace(message: pb.Pace) -> Pace:
-    return Pace(message.number, message.every, message.waits)
+def _pace(message: pb.SavePace) -> SavePace:
+    return SavePace(message.number, message.every, message.waits)

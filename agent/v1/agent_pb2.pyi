@@ -1748,11 +1748,11 @@ class PaceSavesRequest(_message.Message):
     generation: _builtins.int
     """the request is ignored in any other generation"""
     @_builtins.property
-    def pace(self) -> Global___Pace:
+    def pace(self) -> Global___SavePace:
         """pace of rank 0, to which the other ranks move"""
 
     @_builtins.property
-    def following(self) -> Global___Pace:
+    def following(self) -> Global___SavePace:
         """pace to which rank 0 moves"""
 
     def __init__(
@@ -1760,8 +1760,8 @@ class PaceSavesRequest(_message.Message):
         *,
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
-        pace: Global___Pace | None = ...,
-        following: Global___Pace | None = ...,
+        pace: Global___SavePace | None = ...,
+        following: Global___SavePace | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["following", b"following", "pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1787,7 +1787,7 @@ class PaceSavesReply(_message.Message):
 Global___PaceSavesReply: _TypeAlias = PaceSavesReply  # noqa: Y015
 
 @_typing.final
-class Pace(_message.Message):
+class SavePace(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
@@ -1812,7 +1812,7 @@ class Pace(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Pace: _TypeAlias = Pace  # noqa: Y015
+Global___SavePace: _TypeAlias = SavePace  # noqa: Y015
 
 @_typing.final
 class OpenExchangeRequest(_message.Message):
@@ -2622,18 +2622,18 @@ class PacedSaves(_message.Message):
     step_s: _builtins.float
     """time of a step without saves; 0: unknown"""
     @_builtins.property
-    def asked(self) -> Global___Pace:
+    def asked(self) -> Global___SavePace:
         """the pace to which it was asked to move last"""
 
     @_builtins.property
-    def pace(self) -> Global___Pace:
+    def pace(self) -> Global___SavePace:
         """the pace to which it has moved"""
 
     def __init__(
         self,
         *,
-        asked: Global___Pace | None = ...,
-        pace: Global___Pace | None = ...,
+        asked: Global___SavePace | None = ...,
+        pace: Global___SavePace | None = ...,
         wanted: _builtins.int = ...,
         save_s: _builtins.float = ...,
         step_s: _builtins.float = ...,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 SETTINGS = (
-    *("slots", "overlap", "backup", "backup_slots", "backup_every_steps", "backup_rate_mb_s", "backup_card_share"),
-    "transfer_connections",
+    *("slots", "overlap", "save_every_steps", "backup", "backup_slots", "backup_every_steps", "backup_rate_mb_s"),
+    *("backup_card_share", "transfer_connections"),
     *("disk", "disk_every_steps", "disk_every_min", "disk_keep", "remote_url", "remote_keep"),
 )
 """The settings of the table ``[checkpoint]`` that a plan depends on, beside the size of the state."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from everstep.base.text import cut, listed
 from everstep.model.notice import Notice, NoticeKind, stamp
-from everstep.model.pace import Pace
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
+from everstep.model.save_pace import SavePace
 from everstep.model.stage import CurrentStage, Stage
 
 LATE_S = 6 * 3600.0
@@ -81,7 +81,7 @@ class PacedJob:
 
     name: str
     generation: int
-    pace: Pace
+    pace: SavePace
     save_s: float
     """Time of a save of its slowest rank, seconds."""
     step_s: float

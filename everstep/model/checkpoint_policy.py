@@ -5,8 +5,6 @@ A default that comes from the paper on ByteRobust names the section; the paper d
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -26,10 +24,11 @@ class CheckpointPolicy(BaseModel):
     overlap: bool = Field(
         True, description="Copy during the next forward and backward; false: training waits for each copy."
     )
-    save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="Save every n-th step in memory (every step, section 7); 'auto': every step, or every 2nd, 4th, … "
-        "step if a save takes longer than a step. With 2 slots, 'auto' is every step.",
+    save_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Save every n-th step in memory; 0: every step (section 7), or every 2nd, 4th, … step if a save "
+        "takes longer than a step. With 2 slots, 0 means every step.",
     )
     backup: bool = Field(True, description="Copy each shard to a peer outside its parallel groups (section 7).")
     backup_slots: int = Field(2, ge=2, le=8, description="Buffers per backup at the peer (double buffer, section 7).")
@@ -97,7 +96,7 @@ class CheckpointPolicy(BaseModel):
 
     @model_validator(mode="after")
     def _saves_in_time(self) -> CheckpointPolicy:
-        if self.save_every_steps != "auto" and 2 * self.save_every_steps > self.max_unsaved_steps:
+        if 2 * self.save_every_steps > self.max_unsaved_steps:
             raise ValueError(
                 f"save_every_steps = {self.save_every_steps} is more than half of max_unsaved_steps = "
                 f"{self.max_unsaved_steps}, so a job whose saves are in time would open incidents: raise "
@@ -107,8 +106,8 @@ class CheckpointPolicy(BaseModel):
 
     @property
     def most_distance(self) -> int:
-        """The largest number of steps between two saves; with "auto" a power of two, or 1 with two slots."""
-        if self.save_every_steps != "auto":
+        """The largest number of steps between two saves; a power of two unless ``save_every_steps`` is set."""
+        if self.save_every_steps:
             return self.save_every_steps
         # The newest save may be two distances old. With two slots, ranks that change the distance could have no step in
         # common.
@@ -120,4 +119,4 @@ class CheckpointPolicy(BaseModel):
         Args:
             before: That of the generation before; 0: not known.
         """
-        return self.most_distance if self.save_every_steps != "auto" else min(max(before, 1), self.most_distance)
+        return self.save_every_steps or min(max(before, 1), self.most_distance)

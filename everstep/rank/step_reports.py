@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from everstep.errors import EverstepError
-from everstep.model.pace import Pace
+from everstep.model.save_pace import SavePace
 from everstep.system import end_notice
 from everstep.system.end_notice import EndNotice
 from everstep.system.shared_words import SharedWords
@@ -179,8 +179,8 @@ class ReportFile:
         _HEAD.pack_into(mapped, 0, MAGIC, VERSION, generation, rank, 0, capacity)
         made = cls(path, mapped)
         made.complete(-1)
-        made.ask_pace(Pace(every=save_every))
-        made.set_pace(Pace(every=save_every))
+        made.ask_pace(SavePace(every=save_every))
+        made.set_pace(SavePace(every=save_every))
         made.set_save_times(SaveTimes(save_every))
         temporary.rename(path)
         return made
@@ -277,11 +277,11 @@ class ReportFile:
         """Report that this rank checks at the end of every step whether it has to wait."""
         self._words.set(_CAN_ALIGN, 1)
 
-    def asked_pace(self) -> Pace:
+    def asked_pace(self) -> SavePace:
         """The pace to which the rank is asked to move. The rank and the agent call this."""
         return _unpacked(self._words.get(_ASKED_PACE))
 
-    def set_pace(self, pace: Pace) -> None:
+    def set_pace(self, pace: SavePace) -> None:
         """Report the pace to which this rank has moved."""
         self._words.set(_PACE, _packed(pace))
 
@@ -293,11 +293,11 @@ class ReportFile:
 
     # The reader: the agent.
 
-    def ask_pace(self, pace: Pace) -> None:
+    def ask_pace(self, pace: SavePace) -> None:
         """Ask the rank to move to a pace."""
         self._words.set(_ASKED_PACE, _packed(pace))
 
-    def pace(self) -> Pace:
+    def pace(self) -> SavePace:
         """The pace to which the rank has moved."""
         return _unpacked(self._words.get(_PACE))
 
@@ -370,13 +370,13 @@ class ReportFile:
         return Flops(words.get_float(_PER_TOKEN), words.get_float(_PEAK), bool(words.get(_DERIVED)))
 
 
-def _packed(pace: Pace) -> int:
+def _packed(pace: SavePace) -> int:
     """A pace in one word, so that it is read and written at once."""
     return pace.number << 33 | pace.every << 1 | pace.waits
 
 
-def _unpacked(word: int) -> Pace:
-    return Pace(word >> 33, word >> 1 & (1 << 32) - 1, bool(word & 1))
+def _unpacked(word: int) -> SavePace:
+    return SavePace(word >> 33, word >> 1 & (1 << 32) - 1, bool(word & 1))
 
 
 def _end_of_ring(capacity: int) -> int:

@@ -55,7 +55,7 @@ class PacedSaves:
             self._saved = completed_steps
         if turn.waits:
             self._state.wait()
-        if turn.saves:  # a rank has moved when it has saved at its new pace
+        if turn.saves:  # only now the rank has moved
             self._reports.set_pace(self._schedule.pace)
         step, save_s = self._state.last_save
         if step != self._seen:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from everstep.model.pace import Pace
+from everstep.model.save_pace import SavePace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Paced:
     """The pace of one rank, as its machine shows it."""
 
     rank: int
-    asked: Pace
+    asked: SavePace
     """The pace to which the rank was asked to move last."""
-    pace: Pace
+    pace: SavePace
     """The pace to which it has moved."""
     wanted: int
     """The distance between saves that it needs, in steps: a power of two."""
@@ -41,19 +41,19 @@ class Paced:
 class PaceOrder:
     """The message of the watchers to all machines."""
 
-    pace: Pace
+    pace: SavePace
     """The pace of rank 0, to which the other ranks move."""
-    following: Pace
+    following: SavePace
     """The pace to which rank 0 moves; its own pace: it does not move."""
 
 
-def towards(pace: Pace, wanted: int) -> Pace:
+def towards(pace: SavePace, wanted: int) -> SavePace:
     """Return the pace after the next move towards a distance between saves; ``pace``: it has the distance."""
     if wanted == pace.every:
-        return Pace(pace.number + 1, pace.every) if pace.waits else pace
+        return SavePace(pace.number + 1, pace.every) if pace.waits else pace
     if not pace.waits:
-        return Pace(pace.number + 1, pace.every, True)
-    return Pace(pace.number + 1, 2 * pace.every if wanted > pace.every else pace.every // 2, True)
+        return SavePace(pace.number + 1, pace.every, True)
+    return SavePace(pace.number + 1, 2 * pace.every if wanted > pace.every else pace.every // 2, True)
 
 
 def order_pace(ranks: Sequence[Paced], world_size: int, most: int) -> PaceOrder | None:
@@ -73,7 +73,7 @@ def order_pace(ranks: Sequence[Paced], world_size: int, most: int) -> PaceOrder 
     return None if following == pace else PaceOrder(pace, following)
 
 
-def obeyed(rank: int, asked: Pace, order: PaceOrder) -> Pace:
+def obeyed(rank: int, asked: SavePace, order: PaceOrder) -> SavePace:
     """Return the pace to which a rank is asked to move after a message, which may be late or repeated.
 
     Args:
@@ -98,16 +98,16 @@ class Turn(NamedTuple):
 class SaveSchedule:
     """The saves of one rank.
 
+    The rank shows that it has moved to a pace only after a save at it, and with a waiting pace after its commit. Until
+    then it may have no step in common with a rank that is a move ahead.
+
     Args:
         pace: The pace with which the rank begins.
     """
 
-    pace: Pace
-    moved: bool = True
-    """Whether the rank has saved at this pace. Until then, a rank that is a move ahead may have no step in common with
-    it, so it does not show the pace yet."""
+    pace: SavePace
 
-    def end_step(self, completed_steps: int, asked: Pace, *, always: bool = False) -> Turn:
+    def end_step(self, completed_steps: int, asked: SavePace, *, always: bool = False) -> Turn:
         """Return what the rank does at the end of a step. Call it once for each step.
 
         Args:
@@ -116,8 +116,7 @@ class SaveSchedule:
             always: Whether all ranks save after this step at any pace.
         """
         if asked.number > self.pace.number:
-            self.pace, self.moved = asked, False
+            self.pace = asked
         if always or completed_steps % self.pace.every == 0:
-            self.moved = True
             return Turn(saves=True, waits=self.pace.waits)
         return Turn(saves=False, waits=False)

@@ -51,8 +51,7 @@ def plan_saves(load: Load) -> SavePlan:
     map_s = size / load.rate(hardware.map_write_gb_s, traffic=0)
     pin_s = size / load.rate(hardware.pin_gb_s, traffic=0) if load.on_gpu else 0.0
     overlapped = load.policy.overlap and load.policy.slots > 2
-    chosen, needed = load.policy.save_every_steps, distance(save_s, load.step_s)
-    every = min(needed, load.policy.most_distance) if chosen == "auto" else chosen
+    every = load.policy.save_every_steps or min(distance(save_s, load.step_s), load.policy.most_distance)
     delay_s = _delay_s(load, copy_s, save_s, overlapped, every)
     first_s = save_s + allocate_s + map_s + pin_s
     first_delay_s = _delay_s(load, allocate_s + map_s + pin_s + copy_s, first_s, overlapped, 1)

@@ -21,8 +21,8 @@ from activities.notices.settings import NoticeSettings, Receiver
 from activities.registry import function
 from everstep.decisions.notices import PacedJob
 from everstep.model.machine import Machine
-from everstep.model.pace import Pace
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState, pool_workflow_id
+from everstep.model.save_pace import SavePace
 from tests.activities.notices.http_receiver import HttpReceiver, serving
 from tests.activities.performing import tools
 from tests.workflows.conftest import Jobs, ScriptedCluster, anomaly
@@ -226,7 +226,7 @@ async def test_missing_standbys_and_second_evictions_are_announced(told: Told) -
 
 
 async def test_another_number_of_steps_between_saves_is_announced_once(told: Told) -> None:
-    job = PacedJob("gpt", 1, Pace(4, 8), save_s=4.2, step_s=0.6)
+    job = PacedJob("gpt", 1, SavePace(4, 8), save_s=4.2, step_s=0.6)
     first, second = (told.announcer(paced_jobs=lambda: [job]) for _ in range(2))
     (body,) = await told.looked(first, second, count=1)
     await first.look()

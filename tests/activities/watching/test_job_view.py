@@ -18,8 +18,8 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.pace import Pace
 from everstep.model.recovery_policy import RecoveryPolicy
+from everstep.model.save_pace import SavePace
 
 S = 10**9
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
@@ -426,31 +426,31 @@ def show_saves(job: JobView, *saves: pb.PacedSaves) -> None:
         job.showed(f"m{rank}", reply, 100 * S)
 
 
-def saves(pace: Pace, wanted: int, asked: Pace | None = None) -> pb.PacedSaves:
-    asked_of = pb.Pace(**(asked or pace)._asdict())
-    return pb.PacedSaves(pace=pb.Pace(**pace._asdict()), asked=asked_of, wanted=wanted, save_s=wanted, step_s=1.0)
+def saves(pace: SavePace, wanted: int, asked: SavePace | None = None) -> pb.PacedSaves:
+    asked_of = pb.SavePace(**(asked or pace)._asdict())
+    return pb.PacedSaves(pace=pb.SavePace(**pace._asdict()), asked=asked_of, wanted=wanted, save_s=wanted, step_s=1.0)
 
 
 def test_all_ranks_move_to_the_distance_that_the_slowest_needs() -> None:
     job = watched(spec=JobSpec(name="job", script="/job.py", machines=2))
-    show_saves(job, saves(Pace(), 1), saves(Pace(), 4))
-    first = Pace(1, 1, True)
-    assert job.pace_saves() == (1, PaceOrder(Pace(), first))
-    show_saves(job, saves(Pace(), 1, first), saves(Pace(), 4))
+    show_saves(job, saves(SavePace(), 1), saves(SavePace(), 4))
+    first = SavePace(1, 1, True)
+    assert job.pace_saves() == (1, PaceOrder(SavePace(), first))
+    show_saves(job, saves(SavePace(), 1, first), saves(SavePace(), 4))
     assert job.pace_saves() == (1, PaceOrder(first, first))
     assert job.paced() is not None
-    show_saves(job, saves(first, 1), saves(Pace(), 4, first))
+    show_saves(job, saves(first, 1), saves(SavePace(), 4, first))
     assert job.paced() is None, "the ranks have different paces now"
-    show_saves(job, saves(Pace(5, 4), 1), saves(Pace(5, 4), 4))
+    show_saves(job, saves(SavePace(5, 4), 1), saves(SavePace(5, 4), 4))
     assert job.pace_saves() is None
-    assert job.paced() == PacedJob("job", 1, Pace(5, 4), save_s=4.0, step_s=1.0)
+    assert job.paced() == PacedJob("job", 1, SavePace(5, 4), save_s=4.0, step_s=1.0)
 
 
 @pytest.mark.parametrize("checkpoint", [{"save_every_steps": 3}, {"slots": 2}, {"max_unsaved_steps": 2}])
 def test_a_fixed_or_limited_distance_is_kept(checkpoint: dict[str, Any]) -> None:
     policy = CheckpointPolicy.model_validate(checkpoint)
     job = watched(spec=JobSpec(name="job", script="/job.py", machines=2, checkpoint=policy))
-    pace = Pace(every=policy.first_distance(0))
+    pace = SavePace(every=policy.first_distance(0))
     show_saves(job, saves(pace, 8), saves(pace, 8))
     assert job.pace_saves() is None
 
@@ -458,7 +458,7 @@ def test_a_fixed_or_limited_distance_is_kept(checkpoint: dict[str, Any]) -> None
 def test_a_step_that_is_asked_for_on_disk_is_one_that_ranks_save() -> None:
     job = watched()
     for second in range(1, 75):
-        pace = saves(Pace(3, 10), 8)
+        pace = saves(SavePace(3, 10), 8)
         for rank in (0, 1):
             reply = progress(rank, second * S, 10 * second, own_step=10 * second, own_ns=second * S)
             reply.ranks[0].saves.CopyFrom(pace)

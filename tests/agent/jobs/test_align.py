@@ -176,7 +176,7 @@ async def test_scripts_that_do_not_number_their_steps_are_not_held(agent: Runnin
     await job.release()
 
 
-async def move(job: Job, before: pb.Pace, after: pb.Pace, generation: int = 1) -> pb.ProgressReply:
+async def move(job: Job, before: pb.SavePace, after: pb.SavePace, generation: int = 1) -> pb.ProgressReply:
     """Move both ranks to a pace, as a watcher does, and wait until they have moved."""
     for pace, following in ((before, after), (after, after)):
         request = pb.PaceSavesRequest(job=job.name, generation=generation, pace=pace, following=following)
@@ -190,12 +190,14 @@ async def test_ranks_that_save_every_16th_step_wait_with_any_step_saved_and_keep
     job = await prepared(agent, TRAIN)
     await launch(job)
     await steps(job, 1)
-    pace = pb.Pace(every=1)
+    pace = pb.SavePace(every=1)
     for number, every in enumerate((1, 2, 4, 8, 16), 1):
-        before, pace = pace, pb.Pace(number=number, every=every, waits=True)
+        before, pace = pace, pb.SavePace(number=number, every=every, waits=True)
         reply = await move(job, before, pace)
     assert all(rank.saves.save_s > 0 and rank.saves.step_s > 0 for rank in reply.ranks)
-    late = pb.PaceSavesRequest(job=job.name, generation=1, pace=pb.Pace(every=1), following=pb.Pace(number=1, every=2))
+    late = pb.PaceSavesRequest(
+        job=job.name, generation=1, pace=pb.SavePace(every=1), following=pb.SavePace(number=1, every=2)
+    )
     await agent.client.pace_saves(late)
     agent.kill()
     await agent.start()

@@ -133,7 +133,7 @@ def saving(
     number: int, *, every: int = 4, waits: bool = False, save_s: float = 1.9, step_s: float = 0.6
 ) -> pb.RankProgress:
     shown = rank(number, own_step=8)
-    pace = pb.Pace(number=3, every=every, waits=waits)
+    pace = pb.SavePace(number=3, every=every, waits=waits)
     shown.saves.CopyFrom(pb.PacedSaves(asked=pace, pace=pace, wanted=4, save_s=save_s, step_s=step_s))
     return shown
 

@@ -19,8 +19,8 @@ from everstep.decisions.notices import (
 )
 from everstep.model.machine import Machine
 from everstep.model.notice import Notice, NoticeKind
-from everstep.model.pace import Pace
 from everstep.model.pool import PoolMachine, PoolPlace, PoolState
+from everstep.model.save_pace import SavePace
 from everstep.model.stage import CurrentStage, Stage
 
 S, H = 10**9, 3600 * 10**9
@@ -200,14 +200,14 @@ def test_a_receiver_gets_one_line_of_json() -> None:
 
 
 def test_a_job_that_saves_after_another_number_of_steps_has_a_notice_with_the_times() -> None:
-    job = PacedJob("gpt", 3, Pace(4, 8), save_s=4.2, step_s=0.6)
+    job = PacedJob("gpt", 3, SavePace(4, 8), save_s=4.2, step_s=0.6)
     (one,) = saves_changed_notices(job, NOON)
     assert (one.kind, one.job) == (NoticeKind.SAVES_CHANGED, "gpt")
     assert "saves every 8 steps: a save takes 4.2 s, a step 0.6 s; a fault costs at most 16 steps" in one.text
     assert one.id == saves_changed_notices(replace(job, save_s=5.0), NOON + 1)[0].id
-    assert one.id != saves_changed_notices(replace(job, pace=Pace(7, 4)), NOON)[0].id
+    assert one.id != saves_changed_notices(replace(job, pace=SavePace(7, 4)), NOON)[0].id
 
 
-@pytest.mark.parametrize("pace", [Pace(0, 8), Pace(3, 8, True)])
-def test_a_generation_that_begins_and_ranks_that_change_have_no_notice(pace: Pace) -> None:
+@pytest.mark.parametrize("pace", [SavePace(0, 8), SavePace(3, 8, True)])
+def test_a_generation_that_begins_and_ranks_that_change_have_no_notice(pace: SavePace) -> None:
     assert saves_changed_notices(PacedJob("gpt", 3, pace, save_s=4.2, step_s=0.6), NOON) == []

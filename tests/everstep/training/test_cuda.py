@@ -240,3 +240,17 @@ def seeded(platform: Platform, seed: int) -> Tensor:
     """Return the state of a generator of the platform."""
     device = platform.device if isinstance(platform, Real) else "cpu"
     return torch.Generator(device).manual_seed(seed).get_state()
+
+
+def test_the_time_of_copies_is_measured_on_the_device_from_a_thread(platform: Platform) -> None:
+    copier = DeviceCopier(platform.cuda, platform.device)
+    mark = copier.mark()
+    times: list[float] = []
+
+    def measure() -> None:
+        copier.wait()
+        times.append(copier.since_s(mark))
+
+    in_a_thread(measure)
+    copier.close()
+    assert times[0] >= 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import everstep
-from everstep.model.pace import Pace
+from everstep.model.save_pace import SavePace
 from everstep.rank import environment
 from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
@@ -67,8 +67,8 @@ def test_a_rank_begins_with_the_distance_of_its_report_file_and_saves_the_last_s
     start_rank: StartRank, shm: Path, saved: list[int]
 ) -> None:
     reports = start_rank(slots=3)
-    reports.ask_pace(Pace(every=4))
-    reports.set_pace(Pace(every=4))
+    reports.ask_pace(SavePace(every=4))
+    reports.set_pace(SavePace(every=4))
     train(10)
     assert saved == [4, 8, 10]
     assert held(shm) == {4, 8, 10}
@@ -77,25 +77,25 @@ def test_a_rank_begins_with_the_distance_of_its_report_file_and_saves_the_last_s
 
 def test_it_moves_when_it_is_asked_and_shows_that_after_its_next_save(start_rank: StartRank, saved: list[int]) -> None:
     reports = start_rank(slots=3)
-    seen: list[tuple[int, Pace]] = []
+    seen: list[tuple[int, SavePace]] = []
 
     def body(step: int) -> None:
         seen.append((step, reports.pace()))
         if step == 4:
-            reports.ask_pace(Pace(1, 4, True))
+            reports.ask_pace(SavePace(1, 4, True))
 
     train(9, body=body)
     assert saved == [1, 2, 3, 4, 8, 9]
-    assert seen[7] == (7, Pace())
-    assert seen[8] == (8, Pace(1, 4, True))
+    assert seen[7] == (7, SavePace())
+    assert seen[8] == (8, SavePace(1, 4, True))
 
 
 def test_a_step_that_is_due_on_disk_is_saved_at_any_pace(
     start_rank: StartRank, saved: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = start_rank(slots=3)
-    reports.set_pace(Pace(every=4))
-    reports.ask_pace(Pace(every=4))
+    reports.set_pace(SavePace(every=4))
+    reports.ask_pace(SavePace(every=4))
     monkeypatch.setenv(environment.DISK_EVERY_STEPS, "6")
     train(12)
     assert saved == [4, 6, 8, 12]
@@ -110,7 +110,7 @@ def test_training_waits_for_the_commit_only_at_a_waiting_pace(start_rank: StartR
         if step:
             committed[pace.waits].append(step in held(shm))
         if step == 5:
-            reports.ask_pace(Pace(1, 1, True))
+            reports.ask_pace(SavePace(1, 1, True))
 
     train(12, body=body)
     assert len(committed[True]) == 6
@@ -144,8 +144,8 @@ def test_a_script_without_a_state_reports_steps_and_saves_nothing(start_rank: St
 
 def test_a_save_that_is_left_out_leaves_gradients_to_the_script(start_rank: StartRank, shm: Path) -> None:
     reports = start_rank(slots=3)
-    reports.set_pace(Pace(every=3))
-    reports.ask_pace(Pace(every=3))
+    reports.set_pace(SavePace(every=3))
+    reports.ask_pace(SavePace(every=3))
     run = everstep.join()
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())

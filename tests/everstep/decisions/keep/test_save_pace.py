@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.decisions.keep import save_pace
-from everstep.decisions.keep.save_pace import Paced, PaceOrder, SaveSchedule, obeyed, order_pace, towards
-from everstep.model.pace import Pace
+from everstep.decisions.keep.save_pace import Paced, PaceOrder, SaveSchedule, Turn, obeyed, order_pace, towards
+from everstep.model.save_pace import SavePace
 from everstep.slots.file import least_needed
 from everstep.slots.format import EMPTY
 
-EACH = Pace()
+EACH = SavePace()
 
 
 @dataclass
@@ -25,9 +25,9 @@ class Rank:
     rank: int
     slots: list[int]
     completed: int
-    asked: Pace
+    asked: SavePace
     schedule: SaveSchedule
-    shown: Pace
+    shown: SavePace
     always: int
     """All ranks save after the multiples of this number at any pace; 0: there is no such number."""
     to_do: list[str] = field(default_factory=list)
@@ -48,8 +48,7 @@ class Rank:
         self.completed += 1
         always = self.always > 0 and self.completed % self.always == 0
         turn = self.schedule.end_step(self.completed, self.asked, always=always)
-        self.to_do = ["wait", "save"] * turn.saves + ["wait"] * turn.waits
-        self.to_do.append("show")
+        self.to_do = (["wait", "save"] + ["wait"] * turn.waits + ["show"]) if turn.saves else []
 
     def advance(self) -> None:
         if self.to_do[0] == "wait" and self.saving:
@@ -58,7 +57,7 @@ class Rank:
         if done == "save":
             slot = least_needed(self.slots, {})
             self.slots[slot], self.saving = EMPTY, (slot, self.completed)
-        elif done == "show" and self.schedule.moved:
+        elif done == "show":
             self.shown = self.schedule.pace
 
     def commit(self) -> None:
@@ -71,7 +70,7 @@ class Job:
     """Ranks with a collective in every step, two watchers, and messages that arrive at any time and in any order."""
 
     def __init__(
-        self, choose: random.Random, *, ranks: int, slots: int, pace: Pace, begins: int, always: int, most: int
+        self, choose: random.Random, *, ranks: int, slots: int, pace: SavePace, begins: int, always: int, most: int
     ) -> None:
         self.choose, self.most = choose, most
         self.ranks = [
@@ -108,7 +107,9 @@ class Job:
         return set.intersection(*(rank.steps for rank in self.ranks))
 
 
-def job_of(seed: int, *, ranks: int = 3, slots: int = 3, pace: Pace = EACH, begins: int = 0, always: int = 0) -> Job:
+def job_of(
+    seed: int, *, ranks: int = 3, slots: int = 3, pace: SavePace = EACH, begins: int = 0, always: int = 0
+) -> Job:
     return Job(random.Random(seed), ranks=ranks, slots=slots, pace=pace, begins=begins, always=always, most=16)
 
 
@@ -117,12 +118,12 @@ def job_of(seed: int, *, ranks: int = 3, slots: int = 3, pace: Pace = EACH, begi
     seed=st.integers(0, 2**32),
     ranks=st.integers(1, 3),
     slots=st.integers(3, 5),
-    pace=st.sampled_from([EACH, Pace(0, 4), Pace(0, 10)]),
+    pace=st.sampled_from([EACH, SavePace(0, 4), SavePace(0, 10)]),
     begins=st.integers(0, 20),
     always=st.sampled_from([0, 3, 5, 12]),
 )
 def test_ranks_always_have_a_step_in_common(
-    seed: int, ranks: int, slots: int, pace: Pace, begins: int, always: int
+    seed: int, ranks: int, slots: int, pace: SavePace, begins: int, always: int
 ) -> None:
     job = job_of(seed, ranks=ranks, slots=slots, pace=pace, begins=begins, always=always)
     for _ in range(1000):
@@ -141,8 +142,8 @@ def test_the_jobs_of_that_law_move_and_would_break_it_without_waiting(monkeypatc
                 return True
         return False
 
-    def at_once(pace: Pace, wanted: int) -> Pace:
-        return pace if wanted == pace.every else Pace(pace.number + 1, wanted)
+    def at_once(pace: SavePace, wanted: int) -> SavePace:
+        return pace if wanted == pace.every else SavePace(pace.number + 1, wanted)
 
     assert not any(map(without_a_step_in_common, range(10)))
     monkeypatch.setattr(save_pace, "towards", at_once)
@@ -159,17 +160,17 @@ def test_ranks_begin_to_wait_change_the_distance_and_end_waiting() -> None:
 
 
 def test_while_ranks_change_to_fewer_saves_they_may_turn_back() -> None:
-    assert towards(Pace(3, 8, True), 2) == Pace(4, 4, True)
-    assert towards(Pace(3, 8, True), 8) == Pace(4, 8)
+    assert towards(SavePace(3, 8, True), 2) == SavePace(4, 4, True)
+    assert towards(SavePace(3, 8, True), 8) == SavePace(4, 8)
 
 
-def shown(*paces: tuple[Pace, Pace], wanted: int = 4) -> list[Paced]:
+def shown(*paces: tuple[SavePace, SavePace], wanted: int = 4) -> list[Paced]:
     return [Paced(rank, asked, pace, wanted) for rank, (asked, pace) in enumerate(paces)]
 
 
 def test_the_slowest_rank_decides() -> None:
     ranks = [Paced(0, EACH, EACH, 1), Paced(1, EACH, EACH, 8)]
-    assert order_pace(ranks, 2, 32) == PaceOrder(EACH, Pace(1, 1, True))
+    assert order_pace(ranks, 2, 32) == PaceOrder(EACH, SavePace(1, 1, True))
 
 
 def test_nothing_is_said_at_the_pace_that_is_needed() -> None:
@@ -177,7 +178,7 @@ def test_nothing_is_said_at_the_pace_that_is_needed() -> None:
 
 
 def test_no_distance_is_above_the_largest_one() -> None:
-    pace = Pace(7, 4)
+    pace = SavePace(7, 4)
     assert order_pace(shown((pace, pace), wanted=64), 1, 4) is None
 
 
@@ -186,34 +187,32 @@ def test_no_rank_moves_while_a_rank_is_not_shown() -> None:
 
 
 def test_rank_0_moves_first_and_moves_again_when_all_ranks_have_followed() -> None:
-    first = Pace(1, 1, True)
+    first = SavePace(1, 1, True)
     order = PaceOrder(EACH, first)
     assert obeyed(0, EACH, order) == first
     assert obeyed(1, EACH, order) == EACH
     assert order_pace(shown((first, EACH), (EACH, EACH)), 2, 32) == PaceOrder(first, first)
     assert obeyed(1, EACH, PaceOrder(first, first)) == first
-    assert order_pace(shown((first, first), (first, first)), 2, 32) == PaceOrder(first, Pace(2, 2, True))
+    assert order_pace(shown((first, first), (first, first)), 2, 32) == PaceOrder(first, SavePace(2, 2, True))
 
 
 def test_a_message_that_is_late_or_repeated_has_no_effect() -> None:
-    first, second = Pace(1, 1, True), Pace(2, 2, True)
+    first, second = SavePace(1, 1, True), SavePace(2, 2, True)
     for order in (PaceOrder(EACH, first), PaceOrder(first, second)):
         for rank in (0, 1):
-            assert obeyed(rank, Pace(2, 1), order) == Pace(2, 1)
+            assert obeyed(rank, SavePace(2, 1), order) == SavePace(2, 1)
     assert obeyed(1, EACH, PaceOrder(second, second)) == EACH
 
 
 def test_some_steps_are_saved_at_any_pace() -> None:
-    schedule = SaveSchedule(Pace(0, 4))
+    schedule = SaveSchedule(SavePace(0, 4))
     assert not schedule.end_step(7, EACH).saves
     assert schedule.end_step(7, EACH, always=True).saves
 
 
-def test_a_rank_shows_its_pace_after_a_save_at_it() -> None:
-    schedule, asked = SaveSchedule(Pace(2, 1, True)), Pace(3, 2, True)
+def test_a_rank_moves_when_it_is_asked_and_saves_when_that_is_due() -> None:
+    schedule, asked = SaveSchedule(SavePace(2, 1, True)), SavePace(3, 2, True)
     assert not schedule.end_step(7, asked).saves
-    assert (schedule.pace, schedule.moved) == (asked, False)
-    turn = schedule.end_step(8, asked)
-    assert turn.saves
-    assert turn.waits
-    assert schedule.moved
+    assert schedule.pace == asked
+    assert schedule.end_step(8, asked) == Turn(saves=True, waits=True)
+    assert schedule.end_step(9, EACH) == Turn(saves=False, waits=False), "an older request is ignored"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Pace(NamedTuple):
+class SavePace(NamedTuple):
     """After how many steps a rank saves (``everstep/decisions/keep/save_pace.py``)."""
 
     number: int = 0
