@@ -24,6 +24,7 @@ from pathlib import Path
 
 from everstep.base.text import size_text
 from everstep.errors import CheckpointError
+from everstep.slots.footprint import larger_shm
 from everstep.slots.format import (
     EMPTY,
     I64,
@@ -343,10 +344,12 @@ class SlotMapping:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
                 raise
+            status = os.fstatvfs(descriptor)
+            advice = larger_shm(status.f_blocks * status.f_frsize + size)
             raise CheckpointError(
                 f"no room for checkpoints in {self.path.parent}: {self.path.name} needs {size_text(size)} more, and "
-                f"{size_text(_free(descriptor))} are free. "
-                "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
+                f"{size_text(_free(descriptor))} are free. What helps: {advice}, use fewer slots, or shard the state "
+                "over more ranks"
             ) from error
 
 
