@@ -39,7 +39,7 @@ from everstep.slots.format import (
 )
 from everstep.slots.owner import SlotOwner
 from everstep.system import private_files as private
-from everstep.system.pages import STRIDE, WRITE, populate
+from everstep.system.pages import WRITE, populate
 from everstep.system.shared_words import SharedWords
 
 
@@ -86,8 +86,8 @@ class SlotMapping:
         self.owner = owner
         self.mapping = 0
         """It is increased when a slot is mapped anew. Views and addresses of before must not be used then."""
-        self.before_unmap: Callable[[], None] = lambda: None
-        """Called before memory is unmapped, so that CUDA can unregister it."""
+        self.before_growth: Callable[[int], None] = lambda address: None
+        """Called with the address of a slot whose memory is freed, since the slot grows; CUDA has to unregister it."""
         self._headers: mmap.mmap | None = None
         self._words: SharedWords | None = None
         self._descriptor = -1
@@ -116,24 +116,6 @@ class SlotMapping:
             for region in self._regions
         )
 
-    def prepare(self) -> bool:
-        """Allocate a piece of a slot and map its pages, so that later saves do not wait for that.
-
-        A separate thread calls this between saves; a call takes some ms.
-
-        Returns:
-            Whether to call it again. False if nothing is left to do, or if there is no room; in that case a save raises
-            the error.
-        """
-        for index, region in enumerate(self._regions):
-            if region.present < region.room:
-                try:
-                    self._extend(index, region.present + STRIDE, present=True)
-                except (CheckpointError, OSError):  # no room, or the file was closed meanwhile
-                    return False
-                return True
-        return False
-
     def close(self) -> None:
         """Unmap the file, which is kept. Memory of views that still exist is unmapped together with them."""
         with self._memory:
@@ -143,7 +125,6 @@ class SlotMapping:
     def _unmap(self) -> None:
         if self._headers is None or self._words is None:
             return
-        self.before_unmap()
         self._words.release()
         self._headers.close()
         for region in self._regions:
@@ -236,13 +217,12 @@ class SlotMapping:
 
     # Memory.
 
-    def _extend(self, index: int, stop: int, *, present: bool = False) -> None:
-        """Allocate the first ``stop`` bytes of a slot's region; if ``present``, make their pages present.
+    def _extend(self, region: Region, stop: int, *, present: bool = False) -> None:
+        """Allocate the first ``stop`` bytes of a region; if ``present``, make their pages present.
 
         Raises:
             CheckpointError: the file system has no room.
         """
-        region = self._regions[index]
         if region.allocated >= stop and not present:
             return  # without the lock, which the copying thread may hold for another slot
         with self._memory:
@@ -287,7 +267,7 @@ class SlotMapping:
         self._store(index, StoredSlot())
         old = self._regions[index]
         if old.memory is not None:
-            self.before_unmap()
+            self.before_growth(old.address)
             old.memory.madvise(mmap.MADV_REMOVE)
             _unmap(old)
         region = Region(_place(self._regions, size, slot_at(self.slots)), size)

@@ -5,8 +5,8 @@ The saves follow each other::
     script thread   | save n: small copies | forward, backward | wait | optimizer.step | save n + 1 …
     copying thread  |                      | large copies ------------| checksum, commit, signal
 
-The memory of a new file is allocated slot by slot. The first save waits for its slot; the copying thread allocates the
-other slots when it has nothing else to do.
+The memory of a new file is allocated slot by slot. The first save waits for its slot; the other slots are allocated
+while no save copies, by the copying thread, or with a GPU by the thread that pins them (``pinned_memory.py``).
 
 A save is given up if a tensor changes before it is copied. Then a warning names the tensor, and from then on everything
 is copied before training continues.
@@ -39,7 +39,7 @@ from everstep.training.overlap import Witness
 from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
-    from everstep.training.cuda_copier import PinnedMemory
+    from everstep.training.pinned_memory import PinnedMemory
 
 DRAIN_S = 30.0
 """Longest wait for the last save of a script that leaves its loop early, seconds."""
@@ -51,8 +51,6 @@ class _Save:
 
     completed_steps: int
     address: int
-    size: int
-    """Size of its tensors, bytes."""
     plan: CopyPlan
     witness: Witness
     encoded: Encoded
@@ -131,6 +129,8 @@ class Saver:
             CheckpointError: there is no room in shared memory, or the save before this one failed.
         """
         self.wait()
+        if self._pinned is not None:
+            self._pinned.pause()
         address = self._file.begin(encoded.pieces, encoded.layout.total_bytes)
         try:
             plan = self._planned(things, encoded)
@@ -138,11 +138,11 @@ class Saver:
                 self._copiers[device].follow()
             now = plan.now(encoded)
             if not plan.later:
-                self._make_ready(address, encoded.layout.total_bytes)
+                self._file.make_present()
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].pause()
-            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness(), encoded)
+            save = _Save(completed_steps, address, plan, plan.witness(), encoded)
             if self._overlap:
                 self._hand_over(save)
                 return
@@ -151,6 +151,10 @@ class Saver:
             self._file.abort()
             raise
 
+    def expect(self, devices: set[torch.device]) -> None:
+        """Prepare for tensors on some devices, before the first step; otherwise the first save does it."""
+        self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+
     def pin(self, tensors: memoryview, devices: set[torch.device]) -> None:
         """Pin a slot from which tensors are restored to a GPU; without tensors on a GPU nothing happens.
 
@@ -158,9 +162,9 @@ class Saver:
             tensors: The tensors of the slot.
             devices: The devices of the tensors.
         """
-        self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+        self.expect(devices)
         if self._pinned is not None and len(tensors):
-            self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
+            self._pinned.pin_slot(ctypes.addressof(ctypes.c_char.from_buffer(tensors)))
 
     def on(self, devices: set[torch.device]) -> AbstractContextManager[Any]:
         """A context in which the GPU of a state is the current device, if there is exactly one.
@@ -201,7 +205,7 @@ class Saver:
             save.ended.wait(DRAIN_S)
 
     def close(self) -> None:
-        """End the thread and unmap the file, which is kept."""
+        """End the threads and close the file, which is kept. What is pinned of it stays mapped."""
         with contextlib.suppress(CheckpointError):
             self.wait()
         if self._unhook is not None:
@@ -211,6 +215,8 @@ class Saver:
             self._orders.put(None)
             self._thread.join()
         self._thread = None
+        if self._pinned is not None:
+            self._pinned.close()
         for copier in self._copiers.values():
             copier.close()
         self._copiers.clear()
@@ -291,12 +297,13 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next save; None: the thread has to end. Until a save begins, unused slots are allocated in pieces."""
+        """The next save; None: the thread has to end. Until a save begins, unused slots are allocated in pieces; with a
+        GPU, another thread does it."""
         while True:
             try:
                 return self._orders.get_nowait()
             except Empty:
-                if not self._file.prepare():
+                if self._pinned is not None or not self._file.prepare():
                     return self._orders.get()
 
     def _finish(self, save: _Save) -> None:
@@ -306,11 +313,13 @@ class Saver:
             self._file.abort()
             return
         if save.plan.later:
-            self._make_ready(save.address, save.size)
+            self._file.make_present()  # before the large copies
         self._copy(save.plan.later, save.address, save.completed_steps)
         save.copied.set()
         for device in save.plan.devices:
             self._copiers[device].wait()
+        if self._pinned is not None:
+            self._pinned.resume()
         with self._lock:
             if not save.stepped:
                 save.torn = save.witness.changed()
@@ -332,21 +341,15 @@ class Saver:
             if self.midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
                 self.midway(midway)
 
-    def _make_ready(self, address: int, size: int) -> None:
-        """Make the pages of a slot present, and pin them, before the large copies."""
-        self._file.make_present()
-        if self._pinned is not None:
-            self._pinned.pin(address, size)
-
     def _make_copiers(self, devices: set[str]) -> None:
         for device in devices - self._copiers.keys():
             if device == HOST:
                 self._copiers[device] = Copier()
             else:
-                from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
+                from everstep.training.cuda_copier import DeviceCopier
+                from everstep.training.pinned_memory import PinnedMemory
 
                 gpu = torch.device(device)
                 if self._pinned is None:
-                    self._pinned = PinnedMemory(self._cuda, gpu)
-                    self._file.before_unmap = self._pinned.unpin
-                self._copiers[device] = DeviceCopier(self._cuda, gpu)
+                    self._pinned = PinnedMemory(self._cuda, gpu, self._file)
+                self._copiers[device] = DeviceCopier(self._cuda, gpu, self._pinned)
