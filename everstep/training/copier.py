@@ -101,6 +101,10 @@ class Copier:
             with torch.no_grad():
                 torch._foreach_copy_(targets, sources)
 
+    def can_pause(self) -> bool:
+        """Whether ``pause`` is possible now; it is not while this thread captures a CUDA graph."""
+        return True
+
     def pause(self) -> None:
         """Make work that this thread queues on the device later wait for the copies that are queued so far."""
 

@@ -63,6 +63,9 @@ class Cuda(Protocol):
             RuntimeError: CUDA refuses it.
         """
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream of this thread captures a CUDA graph."""
+
     def new_stream(self) -> Stream:
         """A stream of the current device."""
 
@@ -121,6 +124,10 @@ class TorchCuda:
         code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         if code:
             raise RuntimeError(f"CUDA cannot relax the capture mode of a thread (error {code})")
+
+    def is_capturing(self) -> bool:
+        """Ask for the current stream."""
+        return torch.cuda.is_current_stream_capturing()
 
     def new_stream(self) -> Stream:
         """A stream of the current device."""

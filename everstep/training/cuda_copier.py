@@ -60,6 +60,11 @@ class DeviceCopier(Copier):
                 self._cuda.copy(targets[:direct], sources[:direct], self._stream)
             self._staging.copy(targets[direct:], sources[direct:], self._stream)
 
+    def can_pause(self) -> bool:
+        """Whether no graph is captured: work in a graph cannot wait for work outside of it."""
+        with self._cuda.on(self._device):
+            return not self._cuda.is_capturing()
+
     def pause(self) -> None:
         """Make the current stream wait for the copies; the host does not wait."""
         with self._cuda.on(self._device):

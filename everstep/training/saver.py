@@ -251,8 +251,12 @@ class Saver:
         if save is None or save.stepped or os.getpid() != self._process:
             return
         save.copied.wait()
-        for device in {device for device, _ in save.plan.later}:
-            self._copiers[device].pause()
+        copiers = [self._copiers[device] for device in {device for device, _ in save.plan.later}]
+        if not all(copier.can_pause() for copier in copiers):
+            save.ended.wait()
+        else:
+            for copier in copiers:
+                copier.pause()
         self._let_step(save)
 
     def _let_step(self, save: _Save) -> None:

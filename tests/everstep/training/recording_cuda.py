@@ -49,8 +49,10 @@ class RecordingStream:
         self._cuda = cuda
 
     def wait_stream(self, stream: RecordingStream, /) -> None:
-        """Record that this stream waits for another one."""
+        """Record that this stream waits for another one. It breaks a capture, whose work cannot wait for other work."""
         self._cuda.note(f"{self.name} waits for {stream.name}")
+        if self._cuda.is_capturing():
+            self._cuda.break_capture()
 
     def synchronize(self) -> None:
         """Record that the host waits for this stream.
@@ -82,7 +84,8 @@ class RecordingCuda:
         """While it is not set, calls of ``register`` do not return."""
         self.may_register.set()
         self._thread = threading.local()
-        self._captures = self._broken = False
+        self._captures, self._broken = 0, False
+        """The thread that captures a graph; 0: none."""
 
     @property
     def log(self) -> list[str]:
@@ -118,17 +121,26 @@ class RecordingCuda:
         Raises:
             RuntimeError: a call broke the capture.
         """
-        self._captures, self._broken = True, False
+        self._captures, self._broken = threading.get_ident(), False
         yield
-        self._captures = False
+        self._captures = 0
         if self._broken:
             raise RuntimeError("the capture was broken")
 
     def breaks_capture(self) -> bool:
         """Whether a call of the calling thread that pins memory or waits breaks a capture; if so, it is broken now."""
-        breaks = self._captures and not getattr(self._thread, "relaxed", False)
-        self._broken = self._broken or breaks
+        breaks = bool(self._captures) and not getattr(self._thread, "relaxed", False)
+        if breaks:
+            self.break_capture()
         return breaks
+
+    def break_capture(self) -> None:
+        """Let the capture of the graph fail."""
+        self._broken = True
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph."""
+        return self._captures == threading.get_ident()
 
     def relax_capture(self) -> None:
         """Make the capture mode of the calling thread relaxed."""

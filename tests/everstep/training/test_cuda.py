@@ -205,8 +205,10 @@ def test_a_save_breaks_no_capture_under_way(platform: Platform, shm: Path) -> No
     optimizer.zero_grad()
     checkpoint.save(1)
     assert pause.reached.wait(30)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     with platform.capture():
         pause.go.set()
+        other.step()  # the step of a graph waits on the host, since it cannot wait for work outside of the graph
         checkpoint.wait()
         until(lambda: not any(thread.name == "everstep pins" for thread in threading.enumerate()))
     platform.launch()
