@@ -34,14 +34,13 @@ def measure(*, gpu: bool) -> Iterator[Line]:
     for way in chosen if gpu else chosen[:SMALL]:
         if time.monotonic() > ended:
             break
-        judged, example = judge(way, gpu)
+        judged, error = judge(way, gpu)
         found[judged] += 1
-        examples.setdefault(judged, f"{way.optimizer}, {way.layout}, {way.extra}{example}")
+        examples.setdefault(judged, f"{way.optimizer}, {way.layout}, {way.extra}{error}")
     yield Line("runs that could be made", float(len(chosen)), why="those with fused and capturable optimizers first")
     for judged, count in sorted(found.items()):
-        yield Line(
-            f"restored runs: {judged}", float(count), why="" if judged == "undisturbed" else f"e.g. {examples[judged]}"
-        )
+        example = "" if judged == "undisturbed" else f"e.g. {examples[judged]}"
+        yield Line(f"restored runs: {judged}", float(count), why=example)
 
 
 def judge(way: Way, gpu: bool) -> tuple[str, str]:
