@@ -55,7 +55,7 @@ class Slot:
         encoded = encode({"state": source})
         self.copier.follow()
         self.copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 62), self.address)
-        self.copier.wait()
+        self.copier.wait(self.copier.mark())
 
     def pin_all(self) -> None:
         """Pin both slots in pieces, as between saves."""

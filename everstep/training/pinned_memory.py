@@ -169,7 +169,6 @@ class PinnedMemory:
 
     def _unpin(self, address: int) -> None:
         """Unregister the memory at which a slot was before it grew, before it is freed."""
-        self.pause()
         with self._lock:
             if address in self._ends:
                 self._apart(lambda: self._unregister(address))

@@ -164,6 +164,34 @@ def test_nothing_is_pinned_from_the_beginning_of_a_save_until_it_is_copied(gpu: 
 
 
 @pytest.mark.usefixtures("on_device")
+def test_a_save_into_a_slot_that_is_not_pinned_yet_is_no_measure_of_later_ones(gpu: RecordingCuda, shm: Path) -> None:
+    """Otherwise ranks would save less often because of their first saves."""
+    run = Training(gpu, shm / "c")
+    run.checkpoint.discard()  # pins the buffer
+    gpu.may_register.clear()
+    run.step(1)
+    run.checkpoint.wait()
+    assert run.checkpoint.last_save == (0, 0.0)
+    gpu.may_register.set()
+    until(lambda: all_pinned(gpu, shm / "c", 2 * module.PIECE))
+    run.step(2)
+    run.checkpoint.wait()
+    step, took_s = run.checkpoint.last_save
+    assert step == 2 and took_s > 0
+    run.checkpoint.close()
+
+
+def test_where_nothing_can_be_pinned_the_first_save_is_a_measure(gpu: RecordingCuda, shm: Path) -> None:
+    gpu.refuses = 2
+    run = Training(gpu, shm / "c")
+    with pytest.warns(RuntimeWarning, match="cannot pin"):
+        run.step(1)
+    run.checkpoint.wait()
+    assert run.checkpoint.last_save[0] == 1
+    run.checkpoint.close()
+
+
+@pytest.mark.usefixtures("on_device")
 def test_a_slot_is_pinned_before_a_state_is_restored_from_it(
     gpu: RecordingCuda, shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,7 +161,9 @@ def test_an_error_of_pinning_is_raised_in_the_caller(shm: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["save", "save", "resume", "pause", "restore"]), st.integers(1, 5 * PIECE)),
+        st.tuples(
+            st.sampled_from(["save", "save", "given up", "resume", "pause", "restore"]), st.integers(1, 5 * PIECE)
+        ),
         max_size=16,
     )
 )
@@ -174,13 +176,19 @@ def test_pinned_memory_is_always_mapped_memory_of_the_file(events: list[tuple[st
             if event == "save":
                 memory.pause()
                 save(file, step, size)
+            elif event == "given up":  # before the slot was allocated, so the old memory is freed by the next save
+                memory.pause()
+                file.begin(b"", size, parts=())
+                file.abort()
             elif event == "resume":
                 memory.resume()
             elif event == "pause":
                 memory.pause()
             elif regions := file.regions():
                 memory.pin_slot(regions[-1].address)
-            mapped = [(region.address, region.address + region.room) for region in file.regions()]
+            with file._memory:
+                regions = [*file.regions(), *file._replaced]
+                mapped = [(region.address, region.address + region.room) for region in regions]
             for address, length in cuda.registered.copy().items():
                 assert any(begin <= address and address + length <= end for begin, end in mapped)
         memory.close()
