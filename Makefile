@@ -12,7 +12,7 @@ BIN := .venv/bin
 UV := $(shell command -v uv 2>/dev/null || echo .tools/uv/bin/uv)
 STAMP := .venv/.everstep-installed
 
-.PHONY: help setup temporal demo test check lint types docs histories stubs bench sweep drills soak law mutants s3 integrations lock clean
+.PHONY: help setup temporal demo test check lint types docs histories stubs bench gpu sweep drills soak law mutants s3 integrations lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -41,6 +41,7 @@ types: setup ## mypy, strict
 # compiled once, also where the environment says otherwise.
 SIDE_BY_SIDE ?= 4
 FAULTS ?= 300
+GPU_PYTHON ?= $(BIN)/python
 SEED ?= 1
 test: temporal lint types ## everything that CI runs: static checks, then all tests
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest --numprocesses $(SIDE_BY_SIDE) --dist loadfile --no-loadscope-reorder
@@ -63,6 +64,9 @@ stubs: setup ## generate the gRPC stubs in agent/v1 from proto/
 bench: temporal ## the benchmarks, quick; fails at the end if a peer did not run
 	@failed=; for b in benchmarks/step_path.py benchmarks/recovery.py benchmarks/checkpoint.py; do echo "$$b --quick"; \
 	  $(BIN)/python -P $$b --quick || failed="$$failed $$b"; done; test -z "$$failed" || { echo "not whole:$$failed" >&2; exit 1; }
+
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup) ## measure on one GPU, for at most nine minutes (GPU_PYTHON=python3 where torch with CUDA is elsewhere; JSON=FILE)
+	@$(GPU_PYTHON) -P -m benchmarks.gpu $(if $(JSON),--json $(JSON))
 
 sweep: temporal ## kill the worker at every event in turn, of a crash, an eviction, an update, a rollback and a replay (long)
 	@for of in crash eviction update rollback replay; do $(BIN)/python -P -m soaks sweep --of $$of || exit 1; done

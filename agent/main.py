@@ -48,6 +48,7 @@ from everstep.errors import AgentError, ConfigError
 from everstep.rank import environment
 from everstep.system import capabilities
 from everstep.system import private_files as private
+from everstep.system.memory import is_hugetlbfs
 from everstep.system.procfs import boot_id
 
 SPARED = ("checkpoints", CODE)
@@ -136,6 +137,11 @@ async def serve(options: AgentOptions) -> None:
     for folder in (options.state_dir, options.shm_dir):
         private.make_folder(folder)
         private.check_tree(folder, spared=SPARED)
+    if is_hugetlbfs(options.shm_dir):
+        raise ConfigError(
+            f"--shm-dir {options.shm_dir} is on hugetlbfs, where checkpoints cannot be saved: use a tmpfs, which "
+            f"has huge pages too: mount -t tmpfs -o size=…G,huge=within_size tmpfs {options.shm_dir}"
+        )
     if (options.state_dir / CODE).exists():
         private.check_tree(private.make_folder(options.state_dir / CODE), by_programs=True)
     with _only_agent(options.state_dir):

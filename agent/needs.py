@@ -123,7 +123,7 @@ SHARED_MEMORY = Need(
     {
         StartedBy.DOCKER: "--shm-size=64g, or as much as the checkpoints need",
         StartedBy.KUBERNETES: "volumeMounts: [{name: shm, mountPath: /dev/shm}]; "
-        "the pod needs volumes: [{name: shm, emptyDir: {medium: Memory}}]",
+        "the pod needs volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 64Gi}}]",
     },
 )
 MEMLOCK = Need(

@@ -226,7 +226,8 @@ def _run(settings: Sequence[Settings], interpreter: Path, variables: dict[str, s
     folder = Path(settings[0].folder)
     try:
         for one in settings:
-            env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+            paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
             env |= {"RANK": str(one.rank), "LOCAL_RANK": str(one.rank)}
             env |= {"WORLD_SIZE": str(one.ranks), "LOCAL_WORLD_SIZE": str(one.ranks)}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 PACKAGES = ("everstep", "torch", "temporalio", "grpcio")
@@ -107,9 +107,17 @@ def environment() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
+        **{name: version_of(name) for name in PACKAGES},
         "command": shlex.join(["python", *sys.argv]),
     }
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package; empty: it is not installed, as in a checkout that is only run."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from everstep.decisions.sizing.plan import Plan
 from everstep.decisions.sizing.restart import RestartPart
 from everstep.decisions.sizing.traffic import FilePlan
 from everstep.model.hardware import Hardware
+from everstep.slots.footprint import footprint
 
 Row = tuple[str, ...]
 
@@ -74,7 +75,8 @@ def _memory(load: Load, plan: Plan) -> list[Row]:
         with_backups = f"backup_slots = {backup_slots}" if backup_slots else "backup = false"
         most = f"slots = {slots}, {with_backups}"
         if memory.total > hardware.shm_bytes:
-            most += ", and a larger /dev/shm (mount -o remount,size=… /dev/shm)"
+            needed = footprint(load.state_bytes, load.ranks, slots, backup_slots).total
+            most += f", and a larger /dev/shm (mount -o remount,size={-(-needed // (1 << 30))}G /dev/shm)"
     return [*rows, ("what fits", "", most)]
 
 

@@ -39,8 +39,9 @@ from everstep.slots.format import (
     aligned,
     inspect_slot,
 )
-from everstep.slots.mapping import SlotMapping
+from everstep.slots.mapping import Region, SlotMapping
 from everstep.slots.owner import SlotOwner
+from everstep.system.pages import STRIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +131,14 @@ class SlotFile(SlotMapping):
         if self._replaced:  # the last save was given up before its slot was allocated
             with self._memory:
                 self._free_replaced()
-        index = least_needed(self._steps, self._pins())
+        index = by_need(self._steps, self._pins())[0]
         if not self._regions[index].fits(need):
             self._grow(index, need)
-        if parts is None:
-            self._extend(index, self._regions[index].room)  # before the slot is changed, since it may raise an error
-        else:
-            self._allocate_parts(index, parts)
         region = self._regions[index]
+        if parts is None:
+            self._extend(region, region.room)  # before the slot is changed, since it may raise an error
+        else:
+            self._allocate_parts(region, parts)
         self._store(
             index,
             StoredSlot(
@@ -170,7 +171,45 @@ class SlotFile(SlotMapping):
         """
         index, tensor_bytes, structure_bytes = self._begun()
         need = aligned(tensor_bytes) + structure_bytes
-        self._extend(index, min(need, need if stop is None else stop), present=True)
+        self._extend(self._regions[index], min(need, need if stop is None else stop), present=True)
+
+    def prepare(self) -> bool:
+        """Allocate a piece of a slot and map its pages, so that later saves do not wait for that.
+
+        The slot of the next save comes first. A separate thread calls this between saves; a call takes some ms.
+
+        Returns:
+            Whether to call it again. False if nothing is left to do, or if there is no room; in that case a save raises
+            the error.
+        """
+        for region in self.regions():
+            if region.present < region.room:
+                try:
+                    self._extend(region, region.present + STRIDE, present=True)
+                except (CheckpointError, OSError):  # no room, or the file was closed meanwhile
+                    return False
+                return True
+        return False
+
+    def regions(self) -> list[Region]:
+        """The regions of the slots that have one, in the order in which saves will use them."""
+        if self._words is None:
+            return []
+        order, saving = by_need(self._steps, self._pins()), self._saving
+        if saving is not None:
+            order.sort(key=saving[0].__eq__)  # the slot of a save that has begun is used again last
+        regions = [self._regions[index] for index in order]
+        return [region for region in regions if region.memory is not None]
+
+    def allocated_region(self, address: int) -> Region:
+        """The region of the slot at an address, of which all memory is allocated.
+
+        Raises:
+            CheckpointError: the file system has no room.
+        """
+        region = next(region for region in self.regions() if region.address == address)
+        self._extend(region, region.room)
+        return region
 
     def tensors(self) -> memoryview:
         """The writable tensor bytes of the current save, as a view of the mapping."""
@@ -351,12 +390,12 @@ class SlotFile(SlotMapping):
         return self._saving
 
 
-def least_needed(steps: Sequence[int], pins: Mapping[Pin, int]) -> int:
-    """The index of the slot for the next save.
+def by_need(steps: Sequence[int], pins: Mapping[Pin, int]) -> list[int]:
+    """The indexes of the slots, in the order in which saves use them; the next save uses the first one.
 
-    It is an empty slot, otherwise the oldest slot without a pin, otherwise the slot with the lowest ``Pin``. The newest
-    step is never overwritten. With three slots or more, neither is the step before it, which may be the newest step of
-    a rank that lags.
+    Empty slots come first, then slots without a pin, then those with the lowest ``Pin``, the oldest first. The newest
+    step is the last one, so that it is never overwritten. With three slots or more, the step before it, which may be
+    the newest step of a rank that lags, precedes it.
 
     Args:
         steps: The step of each slot; -1: it is empty.
@@ -364,5 +403,9 @@ def least_needed(steps: Sequence[int], pins: Mapping[Pin, int]) -> int:
     """
     kept = sorted((step for step in steps if step != EMPTY), reverse=True)[: 1 if len(steps) < 3 else 2]
     strength = {step: why for why, step in sorted(pins.items()) if step != EMPTY}
-    free = [index for index, step in enumerate(steps) if step not in kept]
-    return min(free, key=lambda index: (strength.get(steps[index], -1), steps[index]))
+
+    def need(index: int) -> tuple[bool, int, int]:
+        step = steps[index]
+        return step in kept, -1 if step in kept else strength.get(step, -1), step
+
+    return sorted(range(len(steps)), key=need)

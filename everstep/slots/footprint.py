@@ -47,6 +47,19 @@ def footprint(state_bytes: int, ranks: int, slots: int, backup_slots: int) -> Fo
     return Footprint(state_bytes, ranks, slots, backup_slots, own, backups)
 
 
+def larger_shm(size: int) -> str:
+    """How to make shared memory as large as needed, in containers and outside of them.
+
+    Args:
+        size: Bytes that shared memory should have, or more.
+    """
+    gib = -(-size // (1 << 30))
+    return (
+        f"make /dev/shm larger (docker: --shm-size={gib}g; Kubernetes: emptyDir with medium: Memory and sizeLimit: "
+        f"{gib}Gi; elsewhere: mount -o remount,size={gib}G /dev/shm)"
+    )
+
+
 def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -> str:
     """Why a job's checkpoints do not fit, with all numbers and what to do; empty: they fit.
 
@@ -74,7 +87,7 @@ def refusal(need: Footprint, shm_free: int, memory_available: int, where: str) -
     if need.backups and need.own <= min(fits):
         advice.insert(0, "turn backups off")
     if need.total > shm_free:
-        advice.insert(0, "make /dev/shm larger")
+        advice.insert(0, larger_shm(need.total))
     return (
         f"no room for checkpoints on {where}: {need.ranks} ranks with {size_text(need.state_bytes)} of state each and "
         f"{need.slots} slots{for_backup} need {size_text(need.total)} ({parts}), but {' and '.join(short)}. "

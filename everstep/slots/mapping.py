@@ -24,6 +24,7 @@ from pathlib import Path
 
 from everstep.base.text import size_text
 from everstep.errors import CheckpointError
+from everstep.slots.footprint import larger_shm
 from everstep.slots.format import (
     EMPTY,
     I64,
@@ -40,7 +41,7 @@ from everstep.slots.format import (
 )
 from everstep.slots.owner import SlotOwner
 from everstep.system import private_files as private
-from everstep.system.pages import STRIDE, WRITE, populate
+from everstep.system.pages import WRITE, populate
 from everstep.system.shared_words import SharedWords
 
 
@@ -87,8 +88,9 @@ class SlotMapping:
         self.owner = owner
         self.mapping = 0
         """It is increased when a slot is mapped anew. Views and addresses of before must not be used then."""
-        self.before_unmap: Callable[[], None] = lambda: None
-        """Called before memory is unmapped, so that CUDA can unregister it."""
+        self.before_free: Callable[[int], None] = lambda address: None
+        """Called with an address at which a slot was before it grew, before the memory there is freed; CUDA has to
+        unregister it."""
         self._headers: mmap.mmap | None = None
         self._words: SharedWords | None = None
         self._descriptor = -1
@@ -119,24 +121,6 @@ class SlotMapping:
             for region in self._regions
         )
 
-    def prepare(self) -> bool:
-        """Allocate a piece of a slot and map its pages, so that later saves do not wait for that.
-
-        A separate thread calls this between saves; a call takes some ms.
-
-        Returns:
-            Whether to call it again. False if nothing is left to do, or if there is no room; in that case a save raises
-            the error.
-        """
-        for index, region in enumerate(self._regions):
-            if region.present < region.room:
-                try:
-                    self._extend(index, region.present + STRIDE, present=True)
-                except (CheckpointError, OSError):  # no room, or the file was closed meanwhile
-                    return False
-                return True
-        return False
-
     def close(self) -> None:
         """Unmap the file, which is kept. Memory of views that still exist is unmapped together with them."""
         with self._memory:
@@ -146,7 +130,6 @@ class SlotMapping:
     def _unmap(self) -> None:
         if self._headers is None or self._words is None:
             return
-        self.before_unmap()
         self._words.release()
         self._headers.close()
         for region in (*self._regions, *self._replaced):
@@ -240,33 +223,30 @@ class SlotMapping:
 
     # Memory.
 
-    def _extend(self, index: int, stop: int, *, present: bool = False) -> None:
-        """Allocate the first ``stop`` bytes of a slot's region; if ``present``, make their pages present.
+    def _extend(self, region: Region, stop: int, *, present: bool = False) -> None:
+        """Allocate the first ``stop`` bytes of a region; if ``present``, make their pages present.
+
+        Nothing happens if the slot has grown and has another region meanwhile.
 
         Raises:
             CheckpointError: the file system has no room.
         """
-        region = self._regions[index]
         if region.allocated >= stop and not present:
             return  # without the lock, which the copying thread may hold for another slot
         with self._memory:
+            self._free_replaced()
             stop = min(stop, region.room)
-            self._allocate(region, stop)
-            if present and region.present < stop and region.memory is not None:
+            if region.allocated < stop:
+                # Allocating a page that already exists keeps its contents.
+                with self._room(region.room, self._descriptor):
+                    os.posix_fallocate(self._descriptor, region.at + region.allocated, stop - region.allocated)
+                region.allocated = stop
+            if present and region.present < stop:
                 populate(region.address + region.present, stop - region.present, WRITE)
                 region.present = stop
 
-    def _allocate(self, region: Region, stop: int) -> None:
-        self._free_replaced()
-        if region.allocated < stop:
-            # Allocating a page that already exists keeps its contents.
-            with self._room(region.room, self._descriptor):
-                os.posix_fallocate(self._descriptor, region.at + region.allocated, stop - region.allocated)
-            region.allocated = stop
-
-    def _allocate_parts(self, index: int, parts: Iterable[tuple[int, int]]) -> None:
-        """Allocate parts of a slot's region, offset and size of each; nothing happens if they are allocated."""
-        region = self._regions[index]
+    def _allocate_parts(self, region: Region, parts: Iterable[tuple[int, int]]) -> None:
+        """Allocate parts of a region, offset and size of each; nothing happens if they are allocated."""
         for at, size in parts if region.allocated < region.room else ():
             if size:
                 with self._room(size, self._descriptor):
@@ -274,10 +254,9 @@ class SlotMapping:
 
     def _free_replaced(self) -> None:
         """Free the memory of regions that slots had before they grew; the caller has the lock."""
-        if self._replaced:
-            self.before_unmap()
         for region in self._replaced:
             if region.memory is not None:
+                self.before_free(region.address)
                 region.memory.madvise(mmap.MADV_REMOVE)
                 _unmap(region)
         self._replaced.clear()
@@ -285,7 +264,7 @@ class SlotMapping:
     def _grow(self, index: int, payload_bytes: int) -> None:
         """Give a slot, and all other empty slots, a region with room for a payload; the slot's state is lost.
 
-        No memory is allocated, and that of the old region is freed as soon as some is (``_allocate``). So the file
+        No memory is allocated, and that of the old region is freed as soon as some is (``_extend``). So the file
         never needs more memory than its slots. After a kill at any moment, all other slots are as before. Memory that
         then belongs to no slot is freed when the file is opened again.
 
@@ -343,10 +322,12 @@ class SlotMapping:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EFBIG, errno.ENOMEM}:
                 raise
+            status = os.fstatvfs(descriptor)
+            advice = larger_shm(status.f_blocks * status.f_frsize + size)
             raise CheckpointError(
                 f"no room for checkpoints in {self.path.parent}: {self.path.name} needs {size_text(size)} more, and "
-                f"{size_text(_free(descriptor))} are free. "
-                "Make /dev/shm larger, use fewer slots, or shard the state over more ranks"
+                f"{size_text(_free(descriptor))} are free. What helps: {advice}, use fewer slots, or shard the state "
+                "over more ranks"
             ) from error
 
 

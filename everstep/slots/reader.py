@@ -73,7 +73,7 @@ class SlotReader:
         """Number of slots that have the newest steps, or are being written, whatever is pinned.
 
         A save never overwrites a pinned step while another slot is left, so each pinned step takes a slot. But three
-        slots have no pinned step (``least_needed``).
+        slots have no pinned step (``by_need``).
 
         Raises:
             CorruptCheckpoint: the file was truncated.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
 from everstep.system.procfs import PROC, cgroups, meminfo
 
 CGROUPS = Path("/sys/fs/cgroup")
+_HUGETLBFS = 0x958458F6
+"""HUGETLBFS_MAGIC, the type of this file system in the first field of ``statfs``."""
+_STATFS_BYTES = 256
+"""More than the size of ``struct statfs``."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def free(path: Path) -> int:
@@ -18,6 +25,18 @@ def free(path: Path) -> int:
     except OSError:
         return 0
     return space.f_bavail * space.f_frsize
+
+
+def is_hugetlbfs(folder: Path) -> bool:
+    """Whether a folder is on hugetlbfs, whose files can be neither written to nor allocated in pages of 4 KiB.
+
+    Raises:
+        OSError: the folder's file system cannot be read.
+    """
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.statfs(os.fsencode(folder), status):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    return ctypes.c_long.from_buffer(status).value == _HUGETLBFS
 
 
 def memory_available() -> int:

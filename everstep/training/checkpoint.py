@@ -181,6 +181,7 @@ class Checkpoint:
         payload = file.load(completed_steps, verify=False)
         restore_copy = RestoreCopy(payload.tensors, lambda ends: file.verify(completed_steps, ends))
         devices = {tensor.device for tensor in self._tensors()}
+        self._saver.pin(payload.tensors, devices)  # before tensors are copied to a GPU
         try:
             place = self._placing(payload, restore_copy)
             with self._saver.on(devices):
@@ -191,7 +192,6 @@ class Checkpoint:
                 raise
             raise CorruptCheckpoint(f"{file.path}: the state's structure cannot be read: {error}") from error
         restore_copy.start()
-        self._saver.pin(payload.tensors, devices)
         restore_copy.finish()
         self._load(tree, completed_steps, str(file.path))
         file.discard_after(completed_steps)
@@ -235,8 +235,9 @@ class Checkpoint:
         self._groups = self._sizes()
         if self._gradients is not None:
             self._gradients.begin()
-        if self._file is not None:
+        if self._file is not None and self._saver is not None:
             self._file.discard_after(-1)
+            self._saver.expect({tensor.device for tensor in self._tensors()})
 
     def check_room(self, *, ranks: int, backup_slots: int, where: str) -> None:
         """Check that the slots of this machine's ranks will fit into its memory; see ``memory_check.py``.

@@ -21,7 +21,8 @@ from everstep.training.layout import as_integers
 LARGE = 1 << 16
 """The copying thread copies a tensor by memmove if it has at least this many bytes."""
 PIECE = 32 << 20
-"""Tensors of a device are copied in pieces of this many bytes, so that other copies wait for at most one piece."""
+"""A slot consists of pieces of this many bytes. No copy from a device reaches over the end of a piece: so other copies
+wait for at most one piece, and each piece can be pinned separately (``pinned_memory.py``)."""
 
 
 class Batch:
@@ -48,19 +49,22 @@ class Batch:
             if tensor.is_cpu and tensor.is_contiguous() and spec.nbytes >= large:
                 self._kept.append(tensor)
                 self._move(spec.offset, tensor.data_ptr(), spec.nbytes)
-            elif tensor.is_contiguous():
-                offset = spec.offset
-                for piece in tensor.detach().reshape(-1).view(torch.uint8).split(PIECE):  # type: ignore[no-untyped-call]
-                    self._add(offset, piece)
-                    offset += piece.numel()
-            else:
-                self._add(spec.offset, as_integers(tensor.detach()))
+                continue
+            plain = tensor.detach()
+            source = plain.reshape(-1).view(torch.uint8) if plain.is_contiguous() else as_integers(plain)
+            for offset, part in _cut(source, spec.offset):
+                self._offsets.append(offset)
+                self._sources.append(part)
 
     def pairs(self, address: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Tensors in the slot at an address, and the tensors to copy into them, without those of ``moves``."""
+        """Tensors in the slot at an address, and the tensors to copy into them, without those of ``moves``.
+
+        They are in the order of their addresses in the slot, and none of them reaches over the end of a piece.
+        """
         if address not in self._views:
             self._views[address] = [
-                _view(address + offset, source) for offset, source in zip(self._offsets, self._sources, strict=True)
+                at_address(address + offset, source)
+                for offset, source in zip(self._offsets, self._sources, strict=True)
             ]
         return self._views[address], self._sources
 
@@ -72,10 +76,6 @@ class Batch:
     def forget_slots(self) -> None:
         """Forget the addresses of slots, because the file has another mapping."""
         self._views.clear()
-
-    def _add(self, offset: int, source: Tensor) -> None:
-        self._offsets.append(offset)
-        self._sources.append(source)
 
     def _move(self, offset: int, address: int, size: int) -> None:
         """Add a range for memmove. It is merged with the last range if it follows that range in slot and memory."""
@@ -108,25 +108,42 @@ class Copier:
             with torch.no_grad():
                 torch._foreach_copy_(targets, sources)
 
+    def can_pause(self) -> bool:
+        """Whether ``pause`` is possible now; it is not while this thread captures a CUDA graph."""
+        return True
+
     def pause(self) -> None:
         """Make work that this thread queues on the device later wait for the copies that are queued so far."""
 
-    def wait(self) -> None:
-        """Return when the copies queued so far are done."""
-
     def mark(self) -> Any:
-        """The time at which the copies that are queued from now on can begin, for ``since_s``."""
+        """The time at which the copies that are queued from now on can begin, for ``wait``."""
         return time.perf_counter()
 
-    def since_s(self, mark: Any) -> float:
-        """Seconds since a mark, when the copies queued so far are done."""
+    def wait(self, mark: Any) -> float:
+        """Return when the copies queued so far are done, with the seconds since a mark."""
         return time.perf_counter() - float(mark)
 
     def close(self) -> None:
         """Release all resources."""
 
 
-def _view(address: int, like: Tensor) -> Tensor:
-    """Memory of the slot as a tensor of the type and shape of ``like``."""
-    raw = (ctypes.c_char * (like.numel() * like.element_size())).from_address(address)
+def at_address(address: int, like: Tensor) -> Tensor:
+    """Memory at an address as a tensor of the type and shape of ``like``."""
+    raw = (ctypes.c_char * like.nbytes).from_address(address)
     return torch.frombuffer(raw, dtype=torch.uint8).view(like.dtype).view(like.shape)
+
+
+def _cut(tensor: Tensor, offset: int) -> Iterator[tuple[int, Tensor]]:
+    """Cut a tensor at the ends of the slot's pieces, in the order of its elements; yields the parts with their offsets.
+
+    Args:
+        tensor: The tensor, with any strides.
+        offset: Its offset in the slot.
+    """
+    while tensor.nbytes > (room := PIECE - offset % PIECE):
+        row = tensor.nbytes // len(tensor)
+        count = max(room // row, 1)
+        yield from _cut(tensor[0], offset) if row > room else [(offset, tensor[:count])]
+        tensor, offset = tensor[count:], offset + count * row
+    if tensor.nbytes:
+        yield offset, tensor

@@ -1,15 +1,20 @@
 """Defines the interface of all calls that everstep makes to CUDA.
 
-Callers have to respect two rules of CUDA. First, each thread has a current device, which is at first device 0, even if
-its rank uses another one. A call with the wrong current device makes a context on another rank's GPU, which takes about
-0.5 GB of its memory, and fails in exclusive-process mode. Second, a failed call leaves an error behind, which the next
-kernel launch of the same thread raises.
+Callers have to respect three rules of CUDA:
+
+* Each thread has a current device, which is at first device 0, even if its rank uses another one. A call with the wrong
+  current device makes a context on another rank's GPU, which takes about 0.5 GB of its memory, and fails in
+  exclusive-process mode.
+* A failed call leaves an error behind, which the next kernel launch of the same thread raises.
+* While any thread captures a CUDA graph, calls that pin memory or wait for an event break the capture, unless the
+  capture mode of their thread is relaxed.
 
 ``TorchCuda`` makes the calls with torch. Tests without a GPU use a fake; the same contract test runs on both.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
@@ -19,6 +24,20 @@ from torch import Tensor
 
 PORTABLE = 1
 """cudaHostRegisterPortable: the memory is pinned for all devices of the process."""
+
+
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED: the thread's calls do not break captures of other threads."""
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def synchronize(self) -> None:
+        """Return when the stream has reached it; sleeps instead of spinning."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds of the device's clock from it until a later event of the stream, which was waited for."""
 
 
 class Stream(Protocol):
@@ -40,6 +59,16 @@ class Cuda(Protocol):
     def on(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context in which a device is this thread's current device."""
 
+    def relax_capture(self) -> None:
+        """From now on, calls of this thread do not break the capture of a CUDA graph by another thread.
+
+        Raises:
+            RuntimeError: CUDA refuses it.
+        """
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream of this thread captures a CUDA graph."""
+
     def new_stream(self) -> Stream:
         """A stream of the current device."""
 
@@ -53,14 +82,8 @@ class Cuda(Protocol):
             RuntimeError: CUDA refuses the copies, or an earlier call of this thread left an error behind.
         """
 
-    def wait(self, stream: Any) -> None:
-        """Return when a stream of the current device has done the work queued so far; sleeps instead of spinning."""
-
-    def mark(self, stream: Any) -> Any:
-        """A mark of the time at which a stream of the current device has done the work queued so far."""
-
-    def elapsed_s(self, begin: Any, end: Any) -> float:
-        """Seconds between two marks of one stream; waits for the second."""
+    def event(self, stream: Any) -> Event:
+        """The point at which a stream of the current device has done the work queued so far."""
 
     def in_use(self) -> list[int]:
         """Indexes of the devices that this process uses; empty: it does not use CUDA."""
@@ -96,6 +119,19 @@ class TorchCuda:
         """A context in which a device is this thread's current device; it makes no CUDA context on the former one."""
         return cast(AbstractContextManager[Any], torch.cuda.device(device))
 
+    def relax_capture(self) -> None:
+        """Call the driver, since torch's own module of CUDA's runtime does not have this function."""
+        if torch.version.hip:
+            return  # it has another driver, and captures were not tried there
+        mode = ctypes.c_int(RELAXED)
+        code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        if code:
+            raise RuntimeError(f"CUDA cannot relax the capture mode of a thread (error {code})")
+
+    def is_capturing(self) -> bool:
+        """Ask for the current stream."""
+        return torch.cuda.is_current_stream_capturing()
+
     def new_stream(self) -> Stream:
         """A stream of the current device."""
         return cast(Stream, torch.cuda.Stream())  # type: ignore[no-untyped-call]
@@ -109,22 +145,11 @@ class TorchCuda:
         with torch.no_grad(), torch.cuda.stream(stream):
             torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
 
-    def wait(self, stream: Any) -> None:
-        """Wait for an event, without spinning."""
-        done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record(stream)
-        done.synchronize()
-
-    def mark(self, stream: Any) -> Any:
-        """A recorded event."""
-        mark: Any = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        mark.record(stream)
-        return mark
-
-    def elapsed_s(self, begin: Any, end: Any) -> float:
-        """Seconds between two events."""
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
+    def event(self, stream: Any) -> Event:
+        """An event for which a thread sleeps, with a time."""
+        event: Any = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return cast(Event, event)
 
     def in_use(self) -> list[int]:
         """Devices with a primary context."""

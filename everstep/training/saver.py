@@ -6,8 +6,8 @@ The saves follow each other::
     copying thread  |                      | large copies ------------| checksum, commit, signal
 
 The memory of a new file is allocated slot by slot, by the copying thread: that of a slot before its first large copies,
-and that of the other slots when there is nothing else to do. Only what the small copies need is allocated before
-training continues.
+and that of the other slots while no save copies. With a GPU, the thread that pins the other slots allocates them
+(``pinned_memory.py``). Only what the small copies need is allocated before training continues.
 
 A save is given up if a tensor changes before it is copied. Then a warning names the tensor, and from then on everything
 is copied before training continues.
@@ -41,7 +41,7 @@ from everstep.training.overlap import Witness
 from everstep.training.save_signal import SaveSignal
 
 if TYPE_CHECKING:
-    from everstep.training.cuda_copier import PinnedMemory
+    from everstep.training.pinned_memory import PinnedMemory
 
 DRAIN_S = 30.0
 """Longest wait for the last save of a script that leaves its loop early, seconds."""
@@ -53,13 +53,13 @@ class _Save:
 
     completed_steps: int
     address: int
-    size: int
-    """Size of its tensors, bytes."""
     plan: CopyPlan
     witness: Witness
     encoded: Encoded
     marks: Mapping[str, Any]
     """Device → when its copies can begin (``Copier.mark``)."""
+    is_usual: bool
+    """Whether later saves into its slot take as long: as much of the slot is pinned as ever will be."""
     copied: threading.Event = field(default_factory=threading.Event)
     """Set when the copies are done, or queued on the devices."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -108,7 +108,8 @@ class Saver:
         costs that save. False after the first time."""
         self.last: tuple[int, float] = (0, 0.0)
         """Completed steps of the last committed save, and its time from its begin to its commit, seconds. The time in
-        which its slot was allocated and pinned is left out, since later saves into that slot do not need it."""
+        which its slot was allocated is left out, and so is a save into a slot that is not pinned yet, since later saves
+        into that slot are faster."""
         self.waited_s = 0.0
         """Time for which training has waited for copies and commits, seconds."""
         self._plans: dict[SlotLayout, CopyPlan] = {}
@@ -140,6 +141,8 @@ class Saver:
             CheckpointError: there is no room in shared memory, or the save before this one failed.
         """
         self.wait()
+        if self._pinned is not None:
+            self._pinned.pause()
         try:
             plan = self._planned(things, encoded)
             now = plan.now(encoded)
@@ -149,12 +152,13 @@ class Saver:
             for device in plan.devices:
                 self._copiers[device].follow()
             if not plan.later:
-                self._make_ready(address, encoded.layout.total_bytes)
+                self._file.make_present()
             marks = {device: self._copiers[device].mark() for device in plan.devices}
+            is_usual = self._pinned is None or self._pinned.is_done(address, encoded.layout.total_bytes)
             self._copy(now, address, None if plan.later else completed_steps)
             for device, _ in now:
                 self._copiers[device].pause()
-            save = _Save(completed_steps, address, encoded.layout.total_bytes, plan, plan.witness(), encoded, marks)
+            save = _Save(completed_steps, address, plan, plan.witness(), encoded, marks, is_usual)
             if self._overlap:
                 self._hand_over(save)
                 return
@@ -163,6 +167,10 @@ class Saver:
             self._file.abort()
             raise
 
+    def expect(self, devices: set[torch.device]) -> None:
+        """Prepare for tensors on some devices, before the first step; otherwise the first save does it."""
+        self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+
     def pin(self, tensors: memoryview, devices: set[torch.device]) -> None:
         """Pin a slot from which tensors are restored to a GPU; without tensors on a GPU nothing happens.
 
@@ -170,9 +178,9 @@ class Saver:
             tensors: The tensors of the slot.
             devices: The devices of the tensors.
         """
-        self._make_copiers({str(device) for device in devices if device.type == "cuda"})
+        self.expect(devices)
         if self._pinned is not None and len(tensors):
-            self._pinned.pin(ctypes.addressof(ctypes.c_char.from_buffer(tensors)), len(tensors))
+            self._pinned.pin_slot(ctypes.addressof(ctypes.c_char.from_buffer(tensors)))
 
     def on(self, devices: set[torch.device]) -> AbstractContextManager[Any]:
         """A context in which the GPU of a state is the current device, if there is exactly one.
@@ -213,7 +221,7 @@ class Saver:
             save.ended.wait(DRAIN_S)
 
     def close(self) -> None:
-        """End the thread and unmap the file, which is kept."""
+        """End the threads and close the file, which is kept. What is pinned of it stays mapped."""
         with contextlib.suppress(CheckpointError):
             self.wait()
         if self._unhook is not None:
@@ -223,6 +231,8 @@ class Saver:
             self._orders.put(None)
             self._thread.join()
         self._thread = None
+        if self._pinned is not None:
+            self._pinned.close()
         for copier in self._copiers.values():
             copier.close()
         self._copiers.clear()
@@ -261,8 +271,12 @@ class Saver:
         if save is None or save.stepped or os.getpid() != self._process:
             return
         self._wait_for(save.copied)
-        for device in {device for device, _ in save.plan.later}:
-            self._copiers[device].pause()
+        copiers = [self._copiers[device] for device in {device for device, _ in save.plan.later}]
+        if not all(copier.can_pause() for copier in copiers):
+            self._wait_for(save.ended)
+        else:
+            for copier in copiers:
+                copier.pause()
         self._let_step(save)
 
     def _let_step(self, save: _Save) -> None:
@@ -307,12 +321,13 @@ class Saver:
                 save.ended.set()
 
     def _next(self) -> _Save | None:
-        """The next save; None: the thread has to end. Until a save begins, unused slots are allocated in pieces."""
+        """The next save; None: the thread has to end. Until a save begins, unused slots are allocated in pieces; with a
+        GPU, another thread does it."""
         while True:
             try:
                 return self._orders.get_nowait()
             except Empty:
-                if not self._file.prepare():
+                if self._pinned is not None or not self._file.prepare():
                     return self._orders.get()
 
     def _finish(self, save: _Save) -> None:
@@ -323,14 +338,14 @@ class Saver:
             return
         began = time.perf_counter()
         if save.plan.later:
-            self._make_ready(save.address, save.size)
+            self._file.make_present()  # before the large copies
         ready_s = time.perf_counter() - began
         self._copy(save.plan.later, save.address, save.completed_steps)
         save.copied.set()
-        for device in save.plan.devices:
-            self._copiers[device].wait()
-        copy_s = max((self._copiers[device].since_s(mark) for device, mark in save.marks.items()), default=0.0)
+        copy_s = max((self._copiers[device].wait(mark) for device, mark in save.marks.items()), default=0.0)
         copied = time.perf_counter()
+        if self._pinned is not None:
+            self._pinned.resume()
         with self._lock:
             if not save.stepped:
                 save.torn = save.witness.changed()
@@ -339,7 +354,8 @@ class Saver:
             self._file.abort()
             return
         self._file.commit(save.completed_steps)
-        self.last = save.completed_steps, max(copy_s - ready_s, 0.0) + time.perf_counter() - copied
+        if save.is_usual:
+            self.last = save.completed_steps, max(copy_s - ready_s, 0.0) + time.perf_counter() - copied
         with self._lock:
             save.committed = True
             if save.torn or save.given_up:
@@ -353,21 +369,15 @@ class Saver:
             if self.midway is not None and midway is not None and index == (len(pieces) - 1) // 2:
                 self.midway(midway)
 
-    def _make_ready(self, address: int, size: int) -> None:
-        """Make the pages of a slot present, and pin them, before the large copies."""
-        self._file.make_present()
-        if self._pinned is not None:
-            self._pinned.pin(address, size)
-
     def _make_copiers(self, devices: set[str]) -> None:
         for device in devices - self._copiers.keys():
             if device == HOST:
                 self._copiers[device] = Copier()
             else:
-                from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
+                from everstep.training.cuda_copier import DeviceCopier
+                from everstep.training.pinned_memory import PinnedMemory
 
                 gpu = torch.device(device)
                 if self._pinned is None:
-                    self._pinned = PinnedMemory(self._cuda, gpu)
-                    self._file.before_unmap = self._pinned.unpin
-                self._copiers[device] = DeviceCopier(self._cuda, gpu)
+                    self._pinned = PinnedMemory(self._cuda, gpu, self._file)
+                self._copiers[device] = DeviceCopier(self._cuda, gpu, self._pinned)

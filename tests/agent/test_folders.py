@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent.v1 import agent_pb2 as pb
+from controlplane.local import mounts
 from everstep.errors import AgentError, ConfigError
+from everstep.system.memory import is_hugetlbfs
 from tests.agent.agents import HOST, Job, RunningAgent, agent_command, alive, free_port, running_agent, until
 from tests.strangers import NOBODY, as_nobody, needs_another_user, python_as_nobody
 
@@ -44,6 +46,21 @@ def test_shared_memory_that_others_can_write_to_is_refused(tmp_path: Path, taken
         said = refusal(tmp_path, taken)
         assert f"{taken} is writable for other users (mode {mode:04o})" in said
         assert "chmod 700" in said
+
+
+def test_a_folder_of_huge_pages_is_refused_with_a_way_to_have_them(tmp_path: Path) -> None:
+    if said := mounts.why_not(tmp_path):
+        pytest.skip(said)
+    shm = tmp_path / "huge"
+    shm.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "hugetlbfs", "-o", "mode=0700", "none", str(shm)], check=True)
+    try:
+        assert is_hugetlbfs(shm)
+        said = refusal(tmp_path, shm)
+    finally:
+        subprocess.run(["umount", str(shm)], check=True)
+    assert not is_hugetlbfs(shm)
+    assert "is on hugetlbfs, where checkpoints cannot be saved" in said and "huge=within_size" in said
 
 
 def test_a_folder_that_another_user_made_before_us_is_refused(tmp_path: Path, taken: Path) -> None:

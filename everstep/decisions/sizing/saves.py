@@ -27,7 +27,7 @@ class SavePlan:
     save_s: float
     """From the beginning of a save to its commit."""
     first_s: float
-    """The longest save: the first one into a slot, whose memory has to be allocated, mapped and pinned."""
+    """The longest save: the first one into a slot, whose memory has to be allocated and mapped, and is not pinned."""
     first_delay_s: float
     """The delay of training by the first save of a job."""
     delay_s: float
@@ -49,12 +49,12 @@ def plan_saves(load: Load) -> SavePlan:
     save_s = SCRIPT_S + copy_s + checksum_s
     allocate_s = size / load.rate(hardware.allocate_gb_s)
     map_s = size / load.rate(hardware.map_write_gb_s, traffic=0)
-    pin_s = size / load.rate(hardware.pin_gb_s, traffic=0) if load.on_gpu else 0.0
+    unpinned_s = size / min(load.copy_rate, load.device_rate) if load.on_gpu else copy_s
     overlapped = load.policy.overlap and load.policy.slots > 2
     every = load.policy.save_every_steps or min(distance(save_s, load.step_s), load.policy.most_distance)
     delay_s = _delay_s(load, copy_s, save_s, overlapped, every)
-    first_s = save_s + allocate_s + map_s + pin_s
-    first_delay_s = _delay_s(load, allocate_s + map_s + pin_s + copy_s, first_s, overlapped, 1)
+    first_s = SCRIPT_S + allocate_s + map_s + unpinned_s + checksum_s
+    first_delay_s = _delay_s(load, allocate_s + map_s + unpinned_s, first_s, overlapped, 1)
     forward_s = load.forward_share * load.step_s
     return SavePlan(
         script_s=SCRIPT_S,

@@ -42,13 +42,13 @@ def test_a_footprint_is_refused_only_if_it_does_not_fit(state: int, ranks: int, 
 @pytest.mark.parametrize(
     ("shm", "memory", "says", "advises"),
     [
-        (15 * GB, 90 * GB, "but /dev/shm has 15.00 GB.", "make /dev/shm larger, turn backups off, use fewer slots or"),
+        (15 * GB, 90 * GB, "but /dev/shm has 15.00 GB.", "size=19G /dev/shm), turn backups off, use fewer slots or"),
         (90 * GB, 2 * GB, "but 2.00 GB of memory are available.", "use fewer slots or shard the state over more ranks"),
         (
             3 * GB,
             10**6,
             "but /dev/shm has 3.00 GB and 1.0 MB of memory are available.",
-            "make /dev/shm larger, use few",
+            "docker: --shm-size=19g; Kubernetes: emptyDir with medium: Memory and sizeLimit: 19Gi; elsewhere: mount",
         ),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -79,6 +80,18 @@ def test_a_state_that_alternates_between_sizes_needs_no_more_than_its_largest(fo
     again = SlotFile(folder / "c")
     for step in (27, 28, 29):
         assert bytes(again.load(step).tensors) == contents(step, 100_000 * (1 + step * 7 % 11))
+
+
+def test_what_a_thread_prepares_while_its_slot_grows_gets_no_memory(folder: Path) -> None:
+    slots = SlotFile(folder / "c")
+    for step in (1, 2, 3):
+        save(slots, step, SMALL)
+    regions = slots.regions()
+    slots.begin(b"", LARGE, parts=())
+    with mock.patch.object(slots, "regions", return_value=regions):
+        regions[0].present = 0
+        assert slots.prepare()
+    assert allocated(folder / "c") < slot_at(3) + 3 * capacity_for(SMALL)
 
 
 def killed_after(lines: int, path: Path) -> bool:

@@ -13,6 +13,7 @@ from everstep.rank.step_reports import ReportFile
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
 from tests.everstep.training.overlapped import Pause
+from tests.everstep.training.recording_cuda import RecordingCuda, stand_in_for_gpu
 from tests.shm import shm_folder
 
 StartRank = Callable[..., ReportFile]
@@ -83,3 +84,10 @@ def make(shm: Path) -> Iterator[Callable[..., Checkpoint]]:
         if pause is not None:
             pause.go.set()
         checkpoint.close()
+
+
+@pytest.fixture
+def gpu() -> Iterator[RecordingCuda]:
+    """Return a fake of CUDA. All tensors are copied as if they were on its device 1."""
+    with stand_in_for_gpu() as cuda:
+        yield cuda

@@ -2,7 +2,9 @@
 
 It follows rules of CUDA that are easily broken. Each thread has a current device, which is device 0 at first. Any
 action on a device creates a context there. If a call leaves an error behind, the next kernel launch of the same thread
-raises it. Copies happen at once.
+raises it. While a thread captures a graph, calls that pin memory or wait break the capture, unless the capture mode of
+their thread is relaxed. Memory of the host that is registered in part, or in several parts, is refused for a copy.
+Copies happen at once.
 """
 
 from __future__ import annotations
@@ -12,15 +14,21 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import Tensor
+
+from everstep.training import copy_plan
+from everstep.training.copier import Batch
 
 ALREADY_REGISTERED = 712
 """The value of cudaErrorHostMemoryAlreadyRegistered."""
 DEVICES = 2
 NOT_REGISTERED = 713
 """The value of cudaErrorHostMemoryNotRegistered."""
+CAPTURE_UNSUPPORTED = 900
+"""The value of cudaErrorStreamCaptureUnsupported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +50,37 @@ class RecordingStream:
         self._cuda = cuda
 
     def wait_stream(self, stream: RecordingStream, /) -> None:
-        """Record that this stream waits for another one."""
+        """Record that this stream waits for another one. It breaks a capture, whose work cannot wait for other work."""
         self._cuda.note(f"{self.name} waits for {stream.name}")
+        if self._cuda.is_capturing():
+            self._cuda.break_capture()
 
     def synchronize(self) -> None:
-        """Record that the host waits for this stream."""
+        """Record that the host waits for this stream.
+
+        Raises:
+            RuntimeError: this broke the capture of a graph.
+        """
         self._cuda.note(f"host waits for {self.name}")
+        if self._cuda.breaks_capture():
+            raise RuntimeError(f"CUDA error {CAPTURE_UNSUPPORTED}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingEvent:
+    """An event of a stream."""
+
+    stream: RecordingStream
+    at_s: float
+    """When it was recorded, seconds of the performance counter."""
+
+    def synchronize(self) -> None:
+        """Record that the host waits for the stream."""
+        self.stream.synchronize()
+
+    def elapsed_time(self, end: RecordingEvent, /) -> float:
+        """Return the time until a later event, milliseconds."""
+        return (end.at_s - self.at_s) * 1000
 
 
 class RecordingCuda:
@@ -61,9 +94,16 @@ class RecordingCuda:
         """The error code of each later ``register``; 0: ``register`` succeeds."""
         self.registered: dict[int, int] = {}
         """The pinned memory: address → length, bytes."""
+        self.pinned_copies: list[bool] = []
+        """For each tensor that was copied, whether the copy went to pinned memory."""
         self.generators = {index: torch.Generator().manual_seed(0) for index in range(DEVICES)}
         """Device → its default generator."""
+        self.may_register = threading.Event()
+        """While it is not set, calls of ``register`` do not return."""
+        self.may_register.set()
         self._thread = threading.local()
+        self._captures, self._broken = 0, False
+        """The thread that captures a graph; 0: none."""
 
     @property
     def log(self) -> list[str]:
@@ -92,6 +132,38 @@ class RecordingCuda:
         if error:
             raise RuntimeError(f"CUDA error {error}")
 
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture a graph within a ``with`` block.
+
+        Raises:
+            RuntimeError: a call broke the capture.
+        """
+        self._captures, self._broken = threading.get_ident(), False
+        yield
+        self._captures = 0
+        if self._broken:
+            raise RuntimeError("the capture was broken")
+
+    def breaks_capture(self) -> bool:
+        """Whether a call of the calling thread that pins memory or waits breaks a capture; if so, it is broken now."""
+        breaks = bool(self._captures) and not getattr(self._thread, "relaxed", False)
+        if breaks:
+            self.break_capture()
+        return breaks
+
+    def break_capture(self) -> None:
+        """Let the capture of the graph fail."""
+        self._broken = True
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a graph."""
+        return self._captures == threading.get_ident()
+
+    def relax_capture(self) -> None:
+        """Make the capture mode of the calling thread relaxed."""
+        self._thread.relaxed = True
+
     def set_device(self, device: torch.device) -> None:
         """Set the current device of the calling thread."""
         self._thread.device = device.index
@@ -116,26 +188,22 @@ class RecordingCuda:
         return RecordingStream(self, "main", self.current_device())
 
     def copy(self, targets: list[Tensor], sources: list[Tensor], stream: RecordingStream) -> None:
-        """Copy tensors at once, and record the copy."""
+        """Copy tensors at once, and record the copy.
+
+        Raises:
+            RuntimeError: the memory of a target is registered in part.
+        """
         assert stream.device == self.current_device()
         self.note(f"copy on {stream.name}")
+        self.pinned_copies += [self._is_pinned(target.data_ptr(), target.nbytes) for target in targets]
         self.launch()
         with torch.no_grad():
             torch._foreach_copy_(targets, sources)
 
-    def wait(self, stream: RecordingStream) -> None:
-        """Record that the host waits for a stream."""
+    def event(self, stream: RecordingStream) -> RecordingEvent:
+        """Return an event of a stream, which has no work left."""
         assert stream.device == self.current_device()
-        stream.synchronize()
-
-    def mark(self, stream: RecordingStream) -> float:
-        """Return the time."""
-        assert stream.device == self.current_device()
-        return time.perf_counter()
-
-    def elapsed_s(self, begin: float, end: float) -> float:
-        """Return the time between two marks, seconds."""
-        return end - begin
+        return RecordingEvent(stream, time.perf_counter())
 
     def in_use(self) -> list[int]:
         """Return the devices that have a context, ascending."""
@@ -149,10 +217,27 @@ class RecordingCuda:
         """Set the state of a device's generator."""
         self.generators[device].set_state(state)
 
+    def _is_pinned(self, address: int, length: int) -> bool:
+        """Whether memory is registered as a whole.
+
+        Raises:
+            RuntimeError: it is registered in part.
+        """
+        parts = [
+            (begin, size)
+            for begin, size in self.registered.copy().items()
+            if begin < address + length and address < begin + size
+        ]
+        if parts and not (parts[0][0] <= address and address + length <= sum(parts[0])):
+            raise RuntimeError("CUDA error 1")
+        return bool(parts)
+
     def register(self, address: int, length: int) -> int:
         """Pin memory. Returns an error code, which is not 0 if pinning is refused or the memory is already pinned."""
         self.note("pin")
+        assert self.may_register.wait(30)
         code = ALREADY_REGISTERED if address in self.registered else self.refuses
+        code = CAPTURE_UNSUPPORTED if self.breaks_capture() else code
         if code:
             self._thread.error = code
         else:
@@ -163,6 +248,17 @@ class RecordingCuda:
         """Unpin memory. Returns an error code, which is not 0 if the memory is not pinned."""
         self.note("unpin")
         code = 0 if self.registered.pop(address, 0) else NOT_REGISTERED
+        code = CAPTURE_UNSUPPORTED if self.breaks_capture() else code
         if code:
             self._thread.error = code
         return code
+
+
+@contextlib.contextmanager
+def stand_in_for_gpu() -> Iterator[RecordingCuda]:
+    """Return a fake; within the ``with`` block savers copy all tensors as if they were on its device 1."""
+    with (
+        mock.patch.object(copy_plan, "_device", lambda _: "cuda:1"),
+        mock.patch.object(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60)),
+    ):
+        yield RecordingCuda()

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
+from everstep.training.cuda import Cuda
 from everstep.training.digest import digest_of
 
 HALF, TOTAL = 3, 6
@@ -116,8 +117,8 @@ class FlatMomentum(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         if not self.state[parameters[0]]:
-            flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
-            steps = torch.zeros(())
+            flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
+            steps = torch.zeros((), device=flat.device)
             views = torch.split(flat, [parameter.numel() for parameter in parameters])
             for parameter, view in zip(parameters, views, strict=True):
                 self.state[parameter] = {"flat": flat, "momentum": view.view(parameter.shape), "steps": steps}
@@ -159,6 +160,18 @@ OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "flat buffer": FlatMomentum,
 }
 """Optimizers of parameters with any number of dimensions."""
+OF_GPUS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    f"{kind.__name__} capturable {way}": _torch(kind, capturable=True, **{way: True})
+    for kind, ways_of_kind in (
+        (torch.optim.Adam, ("foreach", "fused")),
+        (torch.optim.AdamW, ("foreach", "fused")),
+        *((kind, ("foreach",)) for kind in (torch.optim.Adadelta, torch.optim.Adamax, torch.optim.ASGD)),
+        *((kind, ("foreach",)) for kind in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop)),
+        (torch.optim.Rprop, ("foreach",)),
+    )
+    for way in ways_of_kind
+}
+"""Optimizers whose steps can be captured in a CUDA graph; torch makes them for parameters on a GPU only."""
 
 
 class Model(nn.Module):
@@ -257,14 +270,16 @@ class Way:
     optimizer: str
     layout: str
     extra: str
+    device: str = "cpu"
 
 
-def ways() -> Iterator[Way]:
-    """All runs that torch can do."""
-    for optimizer, layout, extra in itertools.product(OPTIMIZERS, LAYOUTS, EXTRAS):
+def ways(device: str = "cpu") -> Iterator[Way]:
+    """All runs that torch can do on a device."""
+    optimizers = [*OPTIMIZERS, *(OF_GPUS if device == "cuda" else ())]
+    for optimizer, layout, extra in itertools.product(optimizers, LAYOUTS, EXTRAS):
         real_only = optimizer.endswith("fused") or optimizer in {"Adafactor", "8-bit moments"}
         if not (layout == "complex" and (real_only or extra == "scaler")):
-            yield Way(optimizer, layout, extra)
+            yield Way(optimizer, layout, extra, device)
 
 
 class Run:
@@ -273,9 +288,9 @@ class Run:
     def __init__(self, way: Way, seed: int) -> None:
         torch.manual_seed(seed)
         self.way = way
-        model = Model(way.layout)
+        model = Model(way.layout).to(way.device)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.things: dict[str, Any] = {"model": model, "optimizer": OPTIMIZERS[way.optimizer](trained)}
+        self.things: dict[str, Any] = {"model": model, "optimizer": {**OPTIMIZERS, **OF_GPUS}[way.optimizer](trained)}
         match way.extra:
             case "scheduler":
                 self.things["schedule"] = torch.optim.lr_scheduler.OneCycleLR(
@@ -284,7 +299,7 @@ class Run:
             case "average":
                 self.things["average"] = torch.optim.swa_utils.AveragedModel(nn.ModuleList([model.first, model.second]))
             case "scaler":
-                self.things["scaler"] = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+                self.things["scaler"] = torch.amp.GradScaler(way.device, init_scale=4.0, growth_interval=2)
             case "loader":
                 self.things["loader"] = Loader()
 
@@ -294,7 +309,7 @@ class Run:
             batch = things["loader"].batch()
         else:
             batch = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(number))
-        batch = batch.to(model.first.weight.dtype)
+        batch = batch.to(self.way.device, model.first.weight.dtype)
         if self.way.layout == "channels_last":
             batch = batch.to(memory_format=torch.channels_last)
         things["optimizer"].zero_grad()
@@ -344,20 +359,20 @@ def restored_by_torch(way: Way) -> Any:
         return repr(error)
 
 
-def restored_by_everstep(way: Way) -> Any:
-    """The same of a run that everstep restores after half of the steps."""
+def restored_by_everstep(way: Way, cuda: Cuda | None = None) -> Any:
+    """The same of a run that everstep restores after half of the steps; ``cuda`` are the calls to CUDA."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, warnings.catch_warnings():
         warnings.simplefilter("error")
         path = Path(folder) / "checkpoint-0"
         run = Run(way, 1)
-        saved = Checkpoint(run.things, SlotFile(path, slots=4), overlap=True)
+        saved = Checkpoint(run.things, SlotFile(path, slots=4), overlap=True, cuda=cuda)
         saved.discard()
         for number in range(HALF):
             run.step(number)
             saved.save(number + 1)
         saved.close()
         run = Run(way, 2)
-        again = Checkpoint(run.things, SlotFile(path, slots=4), overlap=True)
+        again = Checkpoint(run.things, SlotFile(path, slots=4), overlap=True, cuda=cuda)
         again.restore(HALF)
         losses = []
         for number in range(HALF, TOTAL):
@@ -365,3 +380,11 @@ def restored_by_everstep(way: Way) -> Any:
             again.save(number + 1)
         again.close()
         return run.end(losses)
+
+
+def verdict(way: Way, cuda: Cuda | None = None) -> str:
+    """How a run that everstep restores goes on: ``undisturbed``, ``as with torch`` or ``otherwise``."""
+    ours = restored_by_everstep(way, cuda)
+    if ours == undisturbed(way):
+        return "undisturbed"
+    return "as with torch" if ours == restored_by_torch(way) else "otherwise"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -17,13 +19,15 @@ from torch import Tensor
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training import checkpoint as checkpoint_module
-from everstep.training import copy_plan
 from everstep.training.checkpoint import Checkpoint
 from everstep.training.codec import decode, encode
 from everstep.training.copier import Batch
 from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.cuda_copier import DeviceCopier, PinnedMemory
-from tests.everstep.training.recording_cuda import RecordingCuda
+from everstep.training.cuda_copier import DeviceCopier
+from everstep.training.pinned_memory import PinnedMemory
+from tests.everstep.training.overlapped import Pause
+from tests.everstep.training.recording_cuda import RecordingCuda, stand_in_for_gpu
+from tests.everstep.training.test_pinned_memory import until
 
 
 class Platform(Protocol):
@@ -35,6 +39,9 @@ class Platform(Protocol):
     def launch(self) -> None:
         """Run a kernel from the calling thread."""
 
+    def capture(self) -> AbstractContextManager[None]:
+        """Capture a CUDA graph in the calling thread; raises an error at the end if the capture was broken."""
+
     def contexts(self) -> set[int]:
         """Return the devices that have a context of this process."""
 
@@ -45,6 +52,7 @@ class Fake:
     def __init__(self) -> None:
         self.cuda = self.recorded = RecordingCuda()
         self.device = torch.device("cuda", 1)
+        self.capture = self.recorded.capture
 
     def launch(self) -> None:
         with self.recorded.on(self.device):
@@ -64,6 +72,16 @@ class Real:
     def launch(self) -> None:
         torch.ones(1, device=self.device).add_(1)
 
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        with torch.cuda.device(self.device):
+            graph, a = torch.cuda.CUDAGraph(), torch.ones(1, device=self.device)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                a.add_(1)
+                yield
+            graph.replay()
+
     def contexts(self) -> set[int]:
         return {index for index in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(index)}
 
@@ -72,12 +90,10 @@ PLATFORMS: list[type[Fake] | type[Real]] = [Fake, *([Real] if torch.cuda.is_avai
 
 
 @pytest.fixture(params=PLATFORMS)
-def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    """Make copies run one after the other. The fake's tensors are in the host's memory, but report the fake device."""
-    if request.param is Fake:
-        monkeypatch.setattr(copy_plan, "_device", lambda _: "cuda:1")
-        monkeypatch.setattr(copy_plan, "Batch", lambda tensors, specs, large: Batch(tensors, specs, large=1 << 60))
-    yield request.param()
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """Return a platform. The fake's tensors are in the host's memory, but are copied as if they were on its device."""
+    with stand_in_for_gpu() if request.param is Fake else contextlib.nullcontext():
+        yield request.param()
 
 
 def there(platform: Platform, *tensors: Tensor) -> list[Tensor]:
@@ -101,18 +117,19 @@ def in_a_thread(work: Callable[[], None]) -> None:
     assert not errors, errors
 
 
-def test_a_thread_copies_from_its_own_device_only(platform: Platform) -> None:
+def test_a_thread_copies_from_its_own_device_only(platform: Platform, shm: Path) -> None:
     before = platform.contexts()
     a, b = there(platform, torch.arange(5.0), torch.ones(3, 4).T)
     encoded = encode({"a": a, "b": b})
     room = ctypes.create_string_buffer(encoded.layout.total_bytes)
-    copier = DeviceCopier(platform.cuda, platform.device)
+    pinned = PinnedMemory(platform.cuda, platform.device, SlotFile(shm / "c"))
+    copier = DeviceCopier(platform.cuda, platform.device, pinned)
 
     def copy() -> None:
         copier.follow()
         copier.copy(Batch(encoded.tensors, encoded.layout.specs, large=1 << 60), ctypes.addressof(room))
         copier.pause()
-        copier.wait()
+        copier.wait(copier.mark())
 
     in_a_thread(copy)  # here, the copier itself sets the device
     assert room.raw[:20] == bytes(torch.arange(5.0).view(torch.uint8).tolist())
@@ -145,17 +162,58 @@ def test_an_error_is_left_to_the_thread_that_made_the_call(platform: Platform) -
     platform.launch()
 
 
-def test_what_cannot_be_pinned_hurts_no_kernel(platform: Platform) -> None:
+def test_what_cannot_be_pinned_hurts_no_kernel(platform: Platform, shm: Path) -> None:
+    memory = mmap.mmap(-1, 1 << 16)
+    first, second = (PinnedMemory(platform.cuda, platform.device, SlotFile(shm / "c")) for _ in range(2))
+    assert first.pin_buffer(memory)
+    with pytest.warns(RuntimeWarning, match="cannot pin"):
+        assert not second.pin_buffer(memory)
+    platform.launch()
+
+
+def test_a_thread_with_a_relaxed_capture_mode_breaks_no_capture(platform: Platform) -> None:
+    """A thread without it does, so that the capture fails."""
     memory = mmap.mmap(-1, 1 << 16)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    first, second = PinnedMemory(platform.cuda, platform.device), PinnedMemory(platform.cuda, platform.device)
-    first.pin(address, len(memory))
-    with pytest.warns(RuntimeWarning, match="cannot pin"):
-        second.pin(address, len(memory))
+
+    def pin_and_wait() -> None:
+        platform.cuda.relax_capture()
+        platform.cuda.set_device(platform.device)
+        assert platform.cuda.register(address, len(memory)) == 0
+        platform.cuda.event(platform.cuda.new_stream()).synchronize()
+        assert platform.cuda.unregister(address) == 0
+
+    def pin_without_it() -> None:
+        platform.cuda.set_device(platform.device)
+        assert platform.cuda.register(address, len(memory)) != 0
+
+    with platform.capture():
+        in_a_thread(pin_and_wait)
+    with pytest.raises(RuntimeError), platform.capture():
+        in_a_thread(pin_without_it)
+
+
+def test_a_save_breaks_no_capture_under_way(platform: Platform, shm: Path) -> None:
+    """Copies are queued and awaited, and slots are pinned, while the script captures a graph."""
+    parameter = torch.nn.Parameter(there(platform, torch.randn(1 << 16))[0])
+    optimizer = torch.optim.AdamW([parameter])
+    pause = Pause()
+    checkpoint = Checkpoint({"optimizer": optimizer}, SlotFile(shm / "c"), overlap=True, cuda=platform.cuda)
+    checkpoint.call_midway(pause.meet)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    checkpoint.save(1)
+    assert pause.reached.wait(30)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    with platform.capture():
+        pause.go.set()
+        other.step()  # the step of a graph waits on the host, since it cannot wait for work outside of the graph
+        checkpoint.wait()
+        until(lambda: not any(thread.name == "everstep pins" for thread in threading.enumerate()))
     platform.launch()
-    first.unpin()
-    second.unpin()
-    platform.launch()
+    checkpoint.close()
+    assert [slot.completed_steps for slot in held(shm / "c") if slot.valid] == [1]
 
 
 def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm: Path) -> None:
@@ -182,11 +240,10 @@ def test_saves_and_restores_use_the_rank_s_device_alone(platform: Platform, shm:
     checkpoint.close()
     assert platform.contexts() - before == {platform.device.index} - before
     if isinstance(platform, Fake):
-        script = threading.current_thread().name
-        threads = {call.what: call.thread for call in platform.recorded.calls if call.what in {"pin", "unpin"}}
-        assert set(threads.values()) == {"everstep pins"}
+        threads = {call.thread for call in platform.recorded.calls if call.what in {"pin", "unpin"}}
+        assert threads == {"everstep pins"}
         assert {call.thread for call in platform.recorded.calls if call.what == "copy on side"} == {
-            script,  # it copies tensors that forward may change
+            threading.current_thread().name,  # it copies tensors that forward may change
             "everstep saves",
         }
         assert {call.device for call in platform.recorded.calls} == {1}
@@ -242,14 +299,14 @@ def seeded(platform: Platform, seed: int) -> Tensor:
     return torch.Generator(device).manual_seed(seed).get_state()
 
 
-def test_the_time_of_copies_is_measured_on_the_device_from_a_thread(platform: Platform) -> None:
-    copier = DeviceCopier(platform.cuda, platform.device)
+def test_the_time_of_copies_is_measured_on_the_device_from_a_thread(platform: Platform, shm: Path) -> None:
+    pinned = PinnedMemory(platform.cuda, platform.device, SlotFile(shm / "c"))
+    copier = DeviceCopier(platform.cuda, platform.device, pinned)
     mark = copier.mark()
     times: list[float] = []
 
     def measure() -> None:
-        copier.wait()
-        times.append(copier.since_s(mark))
+        times.append(copier.wait(mark))
 
     in_a_thread(measure)
     copier.close()

@@ -19,7 +19,7 @@ from everstep.decisions.keep.align_backups import HANG_S, HANG_STEPS, NO_NAMED_S
 from everstep.decisions.keep.disk_schedule import StepRate
 from everstep.decisions.keep.drift import DriftRule, RankPosition
 from everstep.decisions.keep.next_copy import next_step_to_send, next_stride
-from everstep.slots.file import least_needed
+from everstep.slots.file import by_need
 from everstep.slots.format import EMPTY, Pin
 
 UNIT_NS = 10**8
@@ -40,7 +40,7 @@ class Slots:
     def begin(self, step: int) -> None:
         self.coming = step
         steps = self.held + [EMPTY] * (self.count - len(self.held))
-        self.held = [held for held in self.held if held != steps[least_needed(steps, self.pins)]]
+        self.held = [held for held in self.held if held != steps[by_need(steps, self.pins)[0]]]
 
     def commit(self) -> None:
         if self.coming >= 0:

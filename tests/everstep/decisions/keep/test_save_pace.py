@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everstep.decisions.keep import save_pace
 from everstep.decisions.keep.save_pace import Paced, PaceOrder, SaveSchedule, Turn, obeyed, order_pace, towards
 from everstep.model.save_pace import SavePace
-from everstep.slots.file import least_needed
+from everstep.slots.file import by_need
 from everstep.slots.format import EMPTY
 
 EACH = SavePace()
@@ -55,7 +55,7 @@ class Rank:
             return
         done = self.to_do.pop(0)
         if done == "save":
-            slot = least_needed(self.slots, {})
+            slot = by_need(self.slots, {})[0]
             self.slots[slot], self.saving = EMPTY, (slot, self.completed)
         elif done == "show":
             self.shown = self.schedule.pace
