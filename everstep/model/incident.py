@@ -76,9 +76,11 @@ class Anomaly(Model):
     """The rule that detected the fault (``everstep.decisions.detect.rules``); empty: no rule did, e.g. a launch
     failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """The findings on which the anomaly is based; only the first findings if there are very many."""
+    """The findings on which the anomaly is based; only the first findings if very many machines share the fault."""
     more_findings: int = 0
     """Number of findings that ``findings`` leaves out."""
+    alike: dict[str, int] = Field(default_factory=dict)
+    """Reason code → the number of machines with such a fault, of all findings."""
     classification: Classification | None = None
     """How the end of the rank is classified; None: no rank ended."""
 

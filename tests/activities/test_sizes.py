@@ -21,7 +21,10 @@ from everstep.decisions.keep.search import merged
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.launch import Showing
-from everstep.model.state_copy import CopyToRestore, Tier
+from everstep.model.machine import Assignment
+from everstep.model.places import Places
+from everstep.model.ranks import Ranks
+from everstep.model.state_copy import StateCopies, Tier
 from tests.sized import (
     MOST,
     NOW_NS,
@@ -37,13 +40,13 @@ from tests.sized import (
 Call = Callable[[], object]
 
 
-def homes(machines: int) -> dict[int, str]:
-    return job(machines).assignment([machine.name for machine in machines_of(machines)]).homes()
+def assigned(machines: int) -> Assignment[str]:
+    return job(machines).assignment([machine.name for machine in machines_of(machines)])
 
 
 @cache
 def evidence(machines: int, *, raised: bool = False) -> Evidence:
-    return evidence_of(3, stop_replies(machines, raised=raised), [], homes(machines))
+    return evidence_of(3, stop_replies(machines, raised=raised), [], assigned(machines))
 
 
 def case(machines: int) -> IncidentState:
@@ -78,7 +81,7 @@ def emptied(machines: int) -> JobView:
 
 def evidence_is_made(machines: int) -> Call:
     replies = stop_replies(machines, raised=True)
-    return lambda: evidence_of(3, replies, [], homes(machines))
+    return lambda: evidence_of(3, replies, [], assigned(machines))
 
 
 def a_restore_is_chosen(machines: int) -> Call:
@@ -87,12 +90,11 @@ def a_restore_is_chosen(machines: int) -> Call:
 
 
 def a_restore_from_disk_is_given_readers(machines: int) -> Call:
-    copies = [
-        CopyToRestore(rank=rank, completed_steps=100, tier=Tier.REMOTE, machine="m0")
-        for rank in range(RANKS * machines)
-    ]
-    digests = {rank: f"of tensors {rank % 32}" for rank in range(RANKS * machines)}
-    return lambda: readers(copies, digests, job(machines).topology())
+    everywhere = str(Ranks.of(range(RANKS * machines)))
+    copies = StateCopies(
+        places=Places({"m0": everywhere}), completed_steps=100, tier=Tier.REMOTE, alike=Ranks.parse(everywhere)
+    )
+    return lambda: readers([copies], job(machines).topology())
 
 
 def all_ranks_found_their_slots_damaged(machines: int) -> Call:
@@ -157,7 +159,7 @@ def a_restart_is_confirmed(machines: int) -> Call:
         3,
         [state for reply in replies for state in states_of(reply.ranks, 3)],
         world_size=RANKS * machines,
-        showing=Showing(kind="steps", silent=list(range(0, RANKS * machines, 2))),
+        showing=Showing(kind="steps", silent=Ranks.of(range(0, RANKS * machines, 2))),
         now_ns=NOW_NS,
         policy=spec.policy,
     )

@@ -55,7 +55,7 @@ from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
-from everstep.model.state_copy import Restored, StateCopy
+from everstep.model.state_copy import Restored, StateCopies
 from tests.activities.performing import tools
 from tests.rank_ends import exited
 from tests.workflows import answers, histories
@@ -75,9 +75,9 @@ def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
     ]
 
 
-def held(step: int) -> list[StateCopy]:
+def held(step: int) -> list[StateCopies]:
     """Return the copies of a step that both ranks hold."""
-    return [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
+    return [StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
 
 
 @dataclass
@@ -199,7 +199,7 @@ class ScriptedCluster:
     async def restore(self, given: RestoreCheckpoints) -> Restored:
         self.runs.add(given.job.run)
         self.calls.append(
-            "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
+            "restore " + ", ".join(f"{one.ranks.first} from {one.tier} on {one.machine}" for one in given.copies)
         )
         answer = self.restored(given)
         return await answer if isinstance(answer, Awaitable) else answer

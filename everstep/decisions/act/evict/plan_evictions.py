@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.base.text import cut
 from everstep.decisions.act.evict.rules import GONE, OPERATOR, RULES, MachineFacts, mode_of, rule_of
+from everstep.decisions.act.evict.shared import alike_machines
 from everstep.decisions.blame.alerts import alerts_of
 from everstep.model.eviction import BREAKER, STANDBY_UNFIT, EvictAnswer, Eviction, EvictMode
 from everstep.model.finding import Finding, Health, MachineFinding, worst_first
@@ -28,6 +29,8 @@ class EvictFacts:
     """The machines of the job, in order."""
     findings: Sequence[MachineFinding] = ()
     """The active findings about the machines, from every source."""
+    alike: Mapping[str, int] = field(default_factory=dict)
+    """Reason code → the number of machines with such a fault, if ``findings`` leaves some of them out."""
     earlier: Sequence[MachineFinding] = ()
     """Earlier network alerts; ``since_ns`` is their time."""
     evicted_ns: Sequence[int] = ()
@@ -144,11 +147,9 @@ def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAns
 def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     """Return the facts of each machine with findings, in the order of the job's machines."""
     now, before = _by_machine(facts.findings), _by_machine(facts.earlier)
-    alike = Counter(
-        reason
-        for machine in facts.machines
-        for reason in {finding.reason for finding in now.get(machine, ()) if rule_of(finding).unless_shared}
-    )
+    machines = set(facts.machines)
+    listed = alike_machines(about for about in facts.findings if about.machine in machines)
+    alike = Counter(listed) | Counter(facts.alike)  # of each reason, the larger number
     for machine in facts.machines:
         if findings := now.get(machine):
             alerts = alerts_of([*findings, *before.get(machine, ())])
