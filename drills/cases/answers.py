@@ -445,23 +445,22 @@ class Answers:
     # Waits.
 
     def _await_machines(self, call: ActivityCall, request: AwaitMachines) -> None:
-        self._await(call, request.patience_s, lambda: self._silent(request.machines), lambda silent: not silent)
+        self._await(call, request.patience_s, lambda: not self._silent(request.machines))
 
     def _await_standbys(self, call: ActivityCall, request: AwaitStandbys) -> None:
         pool = self.world.temporal.workflow(POOL)
-        self._await(call, request.patience_s, lambda: pool.state.spare, lambda spare: spare >= request.count)
+        self._await(call, request.patience_s, lambda: pool.state.spare >= request.count)
 
-    def _await(
-        self, call: ActivityCall, patience_s: float, ask: Callable[[], Any], is_enough: Callable[[Any], bool]
-    ) -> None:
-        """Ask again and again until the answer is enough or the time is over. The result is the last answer."""
+    def _await(self, call: ActivityCall, patience_s: float, is_over: Callable[[], bool]) -> None:
+        """Ask again and again until the wait is over; the activity fails if that takes too long."""
         temporal = self.world.temporal
         until_ns = temporal.now_ns + round(patience_s * S)
 
         def look() -> None:
-            answer = ask()
-            if is_enough(answer) or temporal.now_ns >= until_ns:
-                call.complete(answer)
+            if is_over():
+                call.complete(None)
+            elif temporal.now_ns >= until_ns:
+                call.fail("it was not over in time")
             elif not call.done:
                 temporal.at(TICK_S, look)
 

@@ -104,13 +104,8 @@ def test_findings_and_a_silent_machine(url: str, tmp_path: Path, capsys: pytest.
     about = MachineFinding(machine="gpu-b", finding=finding)
     with Ledger.open(url) as ledger:
         exits = [RankExit(rank=rank, machine=f"gpu-{'abcd'[rank // 2]}", stopped_by_us=True) for rank in (0, 2)]
-        evidence = Evidence(
-            generation=1,
-            machines=[f"gpu-{one}" for one in "abcd"],
-            exits=exits,
-            findings=[about],
-            unreachable=["gpu-c"],
-        )
+        names = [f"gpu-{one}" for one in "abcd"]
+        evidence = Evidence(generation=1, machines=names, exits=exits, findings=[about], unreachable=["gpu-c"])
         closed(ledger, evidence, Symptom.MACHINE_FAULT, findings=[about])
     case = recorded(url, tmp_path, capsys)
     assert [(fault.machine, fault.silent) for fault in case.fault] == [("m1", False), ("m2", True)]

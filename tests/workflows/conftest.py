@@ -229,14 +229,13 @@ class ScriptedCluster:
         return await answer if isinstance(answer, Awaitable) else answer
 
     @activity.defn(name=AwaitMachines.name)
-    async def await_machines(self, given: AwaitMachines) -> list[str]:
+    async def await_machines(self, given: AwaitMachines) -> None:
         names = [machine.name for machine in given.machines]
         self.calls.append(f"await {', '.join(names)}")
         if given.patience_s <= self.silent_s and not self.back.is_set():
-            return names
+            raise ApplicationError("they stay silent", non_retryable=True)
         async with heartbeating():
             await self.back.wait()
-        return []
 
     @activity.defn(name=ReleaseMachines.name)
     async def release(self, given: ReleaseMachines) -> int:
@@ -304,12 +303,11 @@ class ScriptedCluster:
         return self.replaced[given.id]
 
     @activity.defn(name=AwaitStandbys.name)
-    async def await_standbys(self, given: AwaitStandbys) -> int:
+    async def await_standbys(self, given: AwaitStandbys) -> None:
         self.calls.append(f"await {given.count} to spare")
         async with heartbeating():
             while len(self.standbys) < given.count:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
-        return len(self.standbys)
 
     @activity.defn(name=WriteConclusion.name)
     async def decide(self, given: WriteConclusion) -> None:
