@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -23,17 +23,18 @@ class Places(Mapping[str, str]):
     In JSON it is one text with a line for each machine: its name, a tab, its ranks.
     """
 
-    __slots__ = ("_places", "_ranks")
+    __slots__ = ("_places", "_ranks", "_spans")
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)
         self._ranks: Ranks | None = None
+        self._spans: list[tuple[str, list[Span]]] | None = None
 
     @property
     def ranks(self) -> Ranks:
         """All ranks that have a place."""
         if self._ranks is None:
-            self._ranks = Ranks.of_spans(chain.from_iterable(map(spans_of, self._places.values())))
+            self._ranks = Ranks.of_spans(chain.from_iterable(spans for _, spans in self.each()))
         return self._ranks
 
     @property
@@ -42,9 +43,11 @@ class Places(Mapping[str, str]):
         first = self.ranks.first
         return next((name for name, spans in self.each() if any(a <= first <= b for a, b in spans)), "")
 
-    def each(self) -> Iterator[tuple[str, list[Span]]]:
+    def each(self) -> Sequence[tuple[str, list[Span]]]:
         """Return each machine with the runs of its ranks."""
-        return ((machine, spans_of(text)) for machine, text in self._places.items())
+        if self._spans is None:
+            self._spans = [(machine, spans_of(text)) for machine, text in self._places.items()]
+        return self._spans
 
     def among(self, ranks: Ranks) -> Places:
         """Return the places of these ranks only."""
@@ -52,8 +55,8 @@ class Places(Mapping[str, str]):
             return self
         mask = ranks.mask()
         kept: dict[str, str] = {}
-        for machine, text in self._places.items():
-            spans = spans_of(text)
+        for machine, spans in self.each():
+            text = self._places[machine]
             if all(b < len(mask) and "0" not in mask[a : b + 1] for a, b in spans):
                 kept[machine] = text
             elif some := [rank for a, b in spans for rank in range(a, b + 1) if mask[rank : rank + 1] == "1"]:

@@ -125,6 +125,9 @@ def spans_of(text: str) -> list[Span]:
     Raises:
         ValueError: the text does not have this form.
     """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and (last.isdecimal() or (not last and first == text)):
+        return [(int(first), int(last or first))]  # nearly all texts are a single run
     if not _TEXT.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no set of ranks: write it as 0-7,16")
     spans = []

@@ -191,13 +191,17 @@ def nearest(entries: Iterable[StateCopies], assignment: Assignment[str]) -> Chos
 
 def at_home(entry: StateCopies, assignment: Assignment[str]) -> StateCopies:
     """Return the copies that are on the machines that run their ranks."""
-    size = assignment.topology.ranks_per_machine
-    home: dict[str, str] = {}
-    for index, machine in enumerate(assignment.machines):
-        if text := entry.places.get(machine):
-            mine = span_text(index * size, (index + 1) * size - 1)
-            if both := text if text == mine else text_of(members(text) & members(mine)):
-                home[machine] = both
+    size, home = assignment.topology.ranks_per_machine, dict[str, str]()
+    index_of = {machine: index for index, machine in enumerate(assignment.machines)}
+    for machine, spans in entry.places.each():
+        index = index_of.get(machine)
+        if index is None:
+            continue
+        first, last = index * size, (index + 1) * size - 1
+        if spans == [(first, last)]:
+            home[machine] = entry.places[machine]
+        elif both := [(max(a, first), min(b, last)) for a, b in spans if a <= last and b >= first]:
+            home[machine] = ",".join(span_text(a, b) for a, b in both)
     places = Places(home)
     return entry if places == entry.places else entry.at(places)
 

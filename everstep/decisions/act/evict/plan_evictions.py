@@ -74,8 +74,9 @@ def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
     """
     asked: list[EvictAnswer] = []
     by_mode: dict[EvictMode, list[Eviction]] = {mode: [] for mode in EvictMode}
+    modes = {rule.name: mode_of(rule, policy) for rule in RULES}
     for machine in _each_machine(facts):
-        answers = list(_answers(machine, policy))
+        answers = list(_answers(machine, modes))
         asked += answers
         for mode in (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW):
             if first := next((answer for answer in answers if answer.yes and answer.mode is mode), None):
@@ -124,13 +125,13 @@ def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnsw
     return EvictAnswer(rule=BREAKER, machine="", yes=False, why=why)
 
 
-def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAnswer]:
-    """Return the answers to all findings about one machine, rule by rule."""
+def _answers(machine: MachineFacts, modes: Mapping[str, EvictMode]) -> Iterator[EvictAnswer]:
+    """Return the answers to all findings about one machine, rule by rule; ``modes`` says how far each rule may go."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     for finding in machine.findings:
         by_rule[rule_of(finding).name].append(finding)
     for rule in RULES:
-        if (mode := mode_of(rule, policy)) is EvictMode.OFF:
+        if (mode := modes[rule.name]) is EvictMode.OFF:
             continue
         for finding in by_rule[rule.name]:
             yes, why = rule.answer(finding, machine)
@@ -172,8 +173,8 @@ def _by_machine(findings: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
 
 def _kept(asked: list[EvictAnswer]) -> list[EvictAnswer]:
     """Keep the answers in their order. If there are too many, answers that do not evict are dropped first, from the
-    end."""
+    end; the breaker's answer is always kept."""
     if len(asked) <= ASKED_KEPT:
         return asked
-    by_weight = sorted(range(len(asked)), key=lambda index: not (asked[index].yes or asked[index].rule == BREAKER))
+    by_weight = sorted(range(len(asked)), key=lambda index: (asked[index].rule != BREAKER, not asked[index].yes))
     return [asked[index] for index in sorted(by_weight[:ASKED_KEPT])]
