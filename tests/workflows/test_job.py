@@ -21,7 +21,7 @@ from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.launch import Confirmation
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 from tests.workflows.asking import asked
 from tests.workflows.conftest import exits, held
 from workflows.incident.workflow import IncidentWorkflow
@@ -171,7 +171,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
         return Evidence(
             generation=given.generation,
             exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=7)],
-            held=[StateCopy(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
+            held=[StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
             unreachable=list(silent),
         )
 
