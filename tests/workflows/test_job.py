@@ -89,8 +89,8 @@ async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
 async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(jobs: Any) -> None:
     """The generation that an incident launched may fail before the job knows that the incident is over."""
     handle = await jobs.running()
-    await handle.execute_update(JobWorkflow.report, anomaly(2))
     await handle.execute_update(JobWorkflow.report, anomaly(1))
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
 
     state = await jobs.until(handle, lambda state: state.generation == 3 and state.status == "running")
 
