@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from everstep.model.message import Model
 
@@ -57,6 +58,36 @@ def twice(limit: timedelta) -> Bounds:
 def within(limit: timedelta, retry: RetryPolicy = FAST_RETRY) -> Bounds:
     """Return the bounds of an activity whose attempts must all end within the limit, counted from the first one."""
     return Bounds(limit, limit, retry)
+
+
+ASKED_OFTEN = 60
+"""An activity that only waits asks this many times in quick succession before it asks less often."""
+SOON, LATER = timedelta(seconds=1), timedelta(seconds=15)
+"""The times between two such questions: at first, and later."""
+
+
+def awaiting(question: timedelta, patience: timedelta) -> Bounds:
+    """Return the bounds of an activity that asks whether something has happened, and fails with :func:`not_yet` until
+    it has.
+
+    Args:
+        question: The time limit of each question.
+        patience: How long it is asked.
+    """
+    return Bounds(question, patience, RetryPolicy(initial_interval=SOON, backoff_coefficient=1.0))
+
+
+def not_yet(why: str, attempt: int) -> ApplicationError:
+    """Return the error with which an activity says that it has to ask again.
+
+    The server asks again after a pause. During the pause no worker is occupied, and the history does not grow.
+
+    Args:
+        why: What is still missing.
+        attempt: The number of the question, from 1 on.
+    """
+    pause = SOON if attempt < ASKED_OFTEN else LATER
+    return ApplicationError(why, type="NotYet", next_retry_delay=pause, category=ApplicationErrorCategory.BENIGN)
 
 
 class Activity(Model, Generic[Result]):

@@ -42,7 +42,7 @@ def recorded_case(incident: IncidentRecord, run: LedgerJob, samples: Sequence[tu
         raise LedgerError(f"{incident.id} is open, or its report cannot be read: record it when it is closed")
     spec = JobSpec.model_validate(run.spec or {})
     evidence = incident.parsed_evidence() or Evidence(generation=0)
-    names = {name: f"m{number}" for number, name in enumerate(_machines(evidence, report, spec))}
+    names = {name: f"m{number}" for number, name in enumerate(_machines(evidence, report))}
     faults = [*_ends(evidence), *_hangs(report, samples), *_findings(evidence, report, names)]
     if not faults:
         raise LedgerError(
@@ -59,12 +59,10 @@ def recorded_case(incident: IncidentRecord, run: LedgerJob, samples: Sequence[tu
     return "\n\n".join(["\n".join(lines), *tables, f"{note}\n{_table('expect', expected)}"]) + "\n"
 
 
-def _machines(evidence: Evidence, report: IncidentReport, spec: JobSpec) -> list[str]:
-    """Return the known machines of the job: first those with ranks, in the order of their ranks, then the others."""
-    by_rank = {spec.topology().machine(one.rank): one.machine for one in evidence.exits}
+def _machines(evidence: Evidence, report: IncidentReport) -> list[str]:
+    """Return the known machines: first those of the job, in the order of their ranks, then the others."""
     others = [*evidence.unreachable, *evidence.dying, *report.evicted, *(about.machine for about in evidence.findings)]
-    known = list(dict.fromkeys([by_rank[number] for number in sorted(by_rank)]))
-    return [*known, *dict.fromkeys(name for name in others if name not in known)]
+    return [*dict.fromkeys([*evidence.machines, *others])]
 
 
 def _job(spec: JobSpec) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import asyncio
 import difflib
 import functools
 import getpass
+import lzma
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -376,7 +376,7 @@ class Control:
             yield
         except WorkflowQueryFailedError as error:
             raise ClusterError(f"{name} cannot be queried now: {error}") from error
-        except (ValueError, zlib.error) as error:  # pydantic's errors are ValueErrors
+        except (ValueError, lzma.LZMAError) as error:  # pydantic's errors are ValueErrors
             raise ClusterError(
                 f"this release cannot read the answer of {name}: use the release of everstep that started it, or a "
                 f"newer release. 'everstep stop {name}{self.option}' works nevertheless ({one_line(error)})"

@@ -14,10 +14,11 @@ from everstep.model.machine import Machine
 RANKS = 8
 """The number of ranks of each machine."""
 NOW_NS = 10**18
-SMALL, LARGE = 500, 2000
+SMALL, LARGE = 1000, 4000
 """The two compared sizes, in machines."""
 MOST = 9.0
-"""The largest allowed cost at the large size, divided by the cost at the small size: 4 is linear, 16 quadratic."""
+"""The largest allowed cost at the large size, divided by the cost at the small size: 4 is linear, 16 quadratic. It is 3
+for each doubling of the machines."""
 
 
 @cache

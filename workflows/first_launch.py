@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from everstep.model.job_state import JobState
     from everstep.model.launch import Launched
     from everstep.model.pool import LeaseRequest
-    from everstep.model.state_copy import StateCopy
+    from everstep.model.state_copy import StateCopies
     from workflows import web_ui
     from workflows.start_activity import start_activity
 
@@ -42,7 +42,7 @@ class FirstLaunch:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._failed: list[StateCopy] = []
+        self._failed: list[StateCopies] = []
         """Copies that could not be restored."""
         self._evidence = Evidence(generation=0)
 

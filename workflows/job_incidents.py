@@ -282,12 +282,11 @@ class ObservedFaults:
     def _is_to_leave(self, anomaly: Anomaly) -> bool:
         """Return whether the rules of eviction want a machine to leave because of this fault."""
         state = self._state
-        if anomaly.more_findings:
-            return False  # so many faults at once have a common cause
         facts = EvictFacts(
             now_ns=workflow.time_ns(),
             machines=[machine.name for machine in state.machines],
             findings=anomaly.findings,
+            alike=anomaly.alike,
             earlier=state.alerts,
             evicted_ns=state.evicted_ns,
             stopped=False,

@@ -15,7 +15,7 @@ from everstep.model.incident import Anomaly
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.stage import NOT_CONFIRMED, StageRecord
-from everstep.model.state_copy import Restored, StateCopy
+from everstep.model.state_copy import Restored, StateCopies, count_of
 from everstep.model.version import JobVersion, Urgency, VersionStatus
 
 SUMMARY_CHARACTERS = 110
@@ -52,16 +52,17 @@ def size(count: float) -> str:
 def restored_text(restored: Restored) -> str:
     """Return the results of a restore as text, the worst first."""
     failed = [*restored.failed, *restored.unreached]
-    noun = "copy" if len(restored.moved) == 1 else "copies"
+    moved, verified = count_of(restored.moved), count_of(restored.verified)
+    noun = "copy" if moved == 1 else "copies"
     parts = [f"{listed(restored.unreachable)} does not answer"] if restored.unreachable else []
-    parts += [f"{copy.tier} of rank {copy.rank} on {copy.machine}: {copy.reason}" for copy in failed[:3]]
-    parts += [f"{len(failed) - 3} more failed"] if len(failed) > 3 else []
+    parts += [f"{each.tier} of rank {listed([*each.ranks])} on {each.machine}: {each.reason}" for each in failed[:3]]
+    parts += [f"{count_of(failed[3:])} more failed"] if len(failed) > 3 else []
     if restored.moved:
         took = f"{size(restored.bytes)} in {seconds(restored.seconds)}"
-        parts.append(f"moved {len(restored.moved)} {noun}, {took}: {copies_text(restored.moved)}")
+        parts.append(f"moved {moved} {noun}, {took}: {copies_text(restored.moved)}")
     if restored.verified:
         took = "" if restored.moved else f" in {seconds(restored.seconds)}"
-        parts.append(f"{count(len(restored.verified), 'own slot')} verified{took}")
+        parts.append(f"{count(verified, 'own slot')} verified{took}")
     return "; ".join(parts) or "nothing was to be moved"
 
 
@@ -77,12 +78,13 @@ def stopped_text(evidence: Evidence, headline: str) -> str:
     return "; ".join([*parts, headline or "no rank ended by itself"])
 
 
-def found_text(held: Sequence[StateCopy]) -> str:
+def found_text(held: Sequence[StateCopies]) -> str:
     """Return which copies exist, e.g. ``16 copies, of steps 120, 100``."""
     steps = sorted({copy.completed_steps for copy in held if copy.valid}, reverse=True)
     if not steps:
         return "no further copies"
-    return f"{len(held)} {'copy' if len(held) == 1 else 'copies'}, of steps {listed(steps)}"
+    number = count_of(held)
+    return f"{number} {'copy' if number == 1 else 'copies'}, of steps {listed(steps)}"
 
 
 def searched_text(evidence: Evidence) -> str:

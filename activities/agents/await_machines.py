@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from activities.activity import Activity, Bounds, twice
+from temporalio import activity
+
+from activities.activity import Activity, Bounds, awaiting, not_yet
 from activities.heartbeat import Say
 from everstep.base.text import listed
 from everstep.model.machine import Machine
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
     from activities.tools import Tools
     from agent.client import AgentClient
 
+QUESTION = timedelta(seconds=30)
+"""The time limit of one question to all machines."""
 
-class AwaitMachines(Activity[list[str]]):
-    """Wait until the machines answer; the result is the list of machines that did not answer in time."""
+
+class AwaitMachines(Activity[None]):
+    """Wait until the machines answer; it fails if they do not answer in time."""
 
     name = "Await machines"
 
@@ -28,13 +33,14 @@ class AwaitMachines(Activity[list[str]]):
         return listed([machine.name for machine in self.machines])
 
     def bounds(self) -> Bounds:
-        return twice(timedelta(seconds=self.patience_s) + timedelta(minutes=1))
+        return awaiting(QUESTION, timedelta(seconds=self.patience_s))
 
-    async def perform(self, tools: Tools, say: Say) -> list[str]:
-        from activities.agents.call_all import on_all
+    async def perform(self, tools: Tools, say: Say) -> None:
+        from activities.agents.call_all import on_all, waiting_text
 
         async def describe(_machine: Machine, client: AgentClient) -> str:
             return str((await client.describe()).machine)
 
-        _, silent = await on_all(tools.agents, self.machines, describe, say=say, patience_s=self.patience_s)
-        return list(silent)
+        _, silent = await on_all(tools.agents, self.machines, describe, say=say, patience_s=0.0)
+        if silent:
+            raise not_yet(waiting_text(silent), activity.info().attempt)

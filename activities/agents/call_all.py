@@ -61,10 +61,6 @@ async def on_all(
     deadline = began + patience_s
     waiting: dict[str, AgentUnreachable] = {}
 
-    def waited_for() -> str:
-        refusing = [str(error) for error in waiting.values() if isinstance(error, AgentRefuses)]
-        return f"waiting for {listed(waiting)}: {refusing[0] if refusing else 'its agent does not answer'}"
-
     async def persist(machine: Machine) -> T | None:
         backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         while True:
@@ -78,7 +74,7 @@ async def on_all(
                 if left_s <= 0:
                     activity.logger.warning("agent is silent", extra={"machine": machine.name, "error": str(error)})
                     return None
-                say(waited_for())
+                say(waiting_text(waiting))
                 await asyncio.sleep(min(backoff.next_s(), left_s))
             except EverstepError as error:
                 if dying is not None and isinstance(error, StillDying):
@@ -97,7 +93,7 @@ async def on_all(
                     dying.pop(machine.name, None)
                 if machine.name in waiting:
                     del waiting[machine.name]
-                    say(waited_for() if waiting else "")
+                    say(waiting_text(waiting) if waiting else "")
                 return answer
 
     answers = await gathered(persist(machine) for machine in machines)
@@ -106,6 +102,12 @@ async def on_all(
         {name: answer for name, answer in by_name.items() if answer is not None},
         {name: waiting[name] for name, answer in by_name.items() if answer is None and name not in (dying or {})},
     )
+
+
+def waiting_text(silent: Mapping[str, AgentUnreachable]) -> str:
+    """Return the text that says which machines are waited for, and why."""
+    refusing = [str(error) for error in silent.values() if isinstance(error, AgentRefuses)]
+    return f"waiting for {listed(silent)}: {refusing[0] if refusing else 'its agent does not answer'}"
 
 
 async def call_agent(client: AgentClient, call: Callable[[], Awaitable[T]], *, probed: bool, patience_s: float) -> T:

@@ -29,7 +29,7 @@ class FindCheckpoints(Activity[Evidence]):
 
     job: PlacedJob
     at: int | None = None
-    """A step that is needed: its copies have priority when there are too many copies for the result."""
+    """The step that is needed, for the timeline; None: any step."""
     patience_s: float = 10.0
 
     def line(self) -> str:
@@ -58,16 +58,17 @@ class FindCheckpoints(Activity[Evidence]):
         return await asyncio.to_thread(self._evidence, done, silent)
 
     def _evidence(self, done: Mapping[str, pb.CheckpointsReply], silent: Iterable[str]) -> Evidence:
-        from activities.agents.evidence import fitted, held_of, unlisted_of
+        from activities.agents.evidence import unlisted_of
+        from activities.agents.held_copies import held_of
 
         spec, names = self.job.spec, [machine.name for machine in self.job.machines]
         checkpoints = {machine: reply.checkpoints for machine, reply in done.items()}
-        held, shared = held_of(checkpoints, spec.assignment(names).homes())
-        found = Evidence(
+        held, shared = held_of(checkpoints, spec.assignment(names))
+        return Evidence(
             generation=0,
+            machines=names,
             held=held,
             unreachable=sorted(silent),
             disk_shared=shared,
             unlisted=unlisted_of(checkpoints, silent, remote_asked=bool(spec.checkpoint.remote_url)),
         )
-        return fitted(found, at=self.at)

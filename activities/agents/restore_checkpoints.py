@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from activities.activity import Activity, Bounds, twice
 from activities.heartbeat import Say, request_id
 from everstep.decisions.keep.choose_restore import Restore, readers
@@ -23,7 +21,9 @@ from everstep.decisions.keep.copies_text import wanted_text
 from everstep.model.evidence import Evidence
 from everstep.model.job import PlacedJob
 from everstep.model.machine import Machine
-from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+from everstep.model.places import Places
+from everstep.model.ranks import text_of
+from everstep.model.state_copy import Restored, StateCopies, Tier
 
 if TYPE_CHECKING:
     from activities.tools import Tools
@@ -47,12 +47,8 @@ class RestoreCheckpoints(Activity[Restored]):
     name = "Restore checkpoints"
 
     job: PlacedJob
-    copies: list[CopyToRestore]
-    """The copies to move, or to verify if they are in the rank's own slot already."""
-    digests: dict[int, str] = Field(default_factory=dict)
-    """Rank → digest of the tensors in its copy; a rank whose copy has no digest is left out."""
-    bytes: dict[int, int] = Field(default_factory=dict)
-    """Rank → size of its copy, bytes."""
+    copies: list[StateCopies]
+    """The copies to move, or to verify if they are in the ranks' own slots already; one of each rank at most."""
     disk_shared: bool = False
     patience_s: float = 30.0
     """Silent agents are asked again for this long, seconds."""
@@ -64,14 +60,9 @@ class RestoreCheckpoints(Activity[Restored]):
     @classmethod
     def of(cls, job: PlacedJob, chosen: Restore, evidence: Evidence) -> RestoreCheckpoints:
         """Return an activity that brings the chosen copies, and verifies the own slots that were not verified yet."""
-        copies = [*chosen.copies, *chosen.unverified]
-        wanted = {copy.key for copy in copies}
-        held = {copy.rank: copy for copy in evidence.held if copy.key in wanted}
         return cls(
             job=job,
-            copies=copies,
-            digests={rank: copy.digest for rank, copy in held.items() if copy.digest},
-            bytes={rank: copy.bytes for rank, copy in held.items()},
+            copies=[*chosen.copies, *chosen.unverified],
             disk_shared=evidence.disk_shared,
             what=f"step {chosen.step}: {wanted_text(chosen.copies, chosen.unverified)}",
         )
@@ -80,9 +71,8 @@ class RestoreCheckpoints(Activity[Restored]):
         return self.what
 
     def bounds(self) -> Bounds:
-        topology = self.job.spec.topology()
-        sizes = [sum(self.bytes.get(rank, 0) for rank in topology.ranks(index)) for index in range(topology.machines)]
-        return twice(timedelta(seconds=180 + max(sizes) / SLOWEST_BYTES))
+        most = self.job.spec.ranks_per_machine * max((copies.bytes for copies in self.copies), default=0)
+        return twice(timedelta(seconds=180 + most / SLOWEST_BYTES))
 
     async def perform(self, tools: Tools, say: Say) -> Restored:
         return await CopyRestorer(tools.agents, self, say).run()
@@ -107,7 +97,14 @@ class CopyRestorer:
         self._say = say
         self._assignment = restore.job.spec.assignment(restore.job.machines)
         self._addresses = {machine.name: machine.address for machine in restore.job.machines}
-        self._copies = {copy.rank: copy for copy in restore.copies}
+        self._copies = {
+            rank: (machine, number)
+            for number, copies in enumerate(restore.copies)
+            for machine, spans in copies.places.each()
+            for first, last in spans
+            for rank in range(first, last + 1)
+        }
+        """Rank → the machine with its copy, and the number of the copy's entry."""
         self._so_far = _Round()
 
     async def run(self) -> Restored:
@@ -115,12 +112,7 @@ class CopyRestorer:
         clock = asyncio.get_running_loop()
         began = clock.time()
         so_far = self._so_far
-        readers_of = readers(
-            self._restore.copies,
-            self._restore.digests,
-            self._assignment.topology,
-            disk_shared=self._restore.disk_shared,
-        )
+        readers_of = readers(self._restore.copies, self._assignment.topology, disk_shared=self._restore.disk_shared)
         await self._restore_ranks(self._copies.keys() - readers_of.keys(), {}, "first")
         from_reader = {rank: reader for rank, reader in readers_of.items() if reader in so_far.moved}
         await self._restore_ranks(from_reader.keys(), from_reader, "second")
@@ -131,10 +123,10 @@ class CopyRestorer:
             so_far.unreached.pop(rank, None)
         await self._restore_ranks(alone, {}, "alone")
         return Restored(
-            moved=[self._copies[rank] for rank in sorted(so_far.moved) if not self._in_place(rank)],
-            verified=[self._copies[rank] for rank in sorted(so_far.moved) if self._in_place(rank)],
-            failed=[self._failed(rank, reason) for rank, reason in sorted(so_far.damaged.items())],
-            unreached=[self._failed(rank, reason) for rank, reason in sorted(so_far.unreached.items())],
+            moved=self._of({rank: "" for rank in so_far.moved if not self._in_place(rank)}),
+            verified=self._of({rank: "" for rank in so_far.moved if self._in_place(rank)}),
+            failed=self._of(so_far.damaged, valid=False),
+            unreached=self._of(so_far.unreached, valid=False),
             bytes=sum(reply.bytes for reply in so_far.moved.values()),
             seconds=round(clock.time() - began, 4),
             unreachable=sorted(so_far.silent),
@@ -175,7 +167,7 @@ class CopyRestorer:
                 checkpoint=checkpoint_options(self._restore.job.spec),
                 run=self._restore.job.run,
             )
-            size_mb = sum(self._restore.bytes.get(rank, 0) for rank in wanted[machine.name]) / 1e6
+            size_mb = sum(self._copy(rank)[1].bytes for rank in wanted[machine.name]) / 1e6
             patience_s = LEAST_S + size_mb / SLOWEST_MB_S
             restore = self._restore
             return await prepared(
@@ -205,15 +197,16 @@ class CopyRestorer:
         from activities.agents.convert import TO_WIRE
         from agent.v1 import agent_pb2 as pb
 
-        copy = self._copies[rank]
-        at_home = copy.machine == self._assignment.home(rank).name
+        machine, copies = self._copy(rank)
+        at_home = machine == self._assignment.home(rank).name
         source = pb.ShardSource(
             rank=rank,
-            completed_steps=copy.completed_steps,
-            tier=TO_WIRE[copy.tier],
-            machine=copy.machine,
-            address="" if at_home else self._addresses.get(copy.machine, ""),
-            saved_ns=copy.saved_ns,
+            completed_steps=copies.completed_steps,
+            tier=TO_WIRE[copies.tier],
+            machine=machine,
+            address="" if at_home else self._addresses.get(machine, ""),
+            saved_ns=copies.saved_ns,
+            saved_until_ns=copies.saved_until_ns,
             local_rank=self._assignment.topology.local_rank(rank),
         )
         if reader is not None:
@@ -221,10 +214,26 @@ class CopyRestorer:
             source.tensors_address = self._assignment.home(reader).address
         return source
 
-    def _in_place(self, rank: int) -> bool:
-        copy = self._copies[rank]
-        return copy.tier is Tier.OWN and copy.machine == self._assignment.home(rank).name
+    def _copy(self, rank: int) -> tuple[str, StateCopies]:
+        """Return the machine with the copy of a rank, and the entry of the copy."""
+        machine, number = self._copies[rank]
+        return machine, self._restore.copies[number]
 
-    def _failed(self, rank: int, reason: str) -> StateCopy:
-        copy = self._copies[rank]
-        return StateCopy(**copy.model_dump(), valid=False, reason=reason or "the agent gave no reason")
+    def _in_place(self, rank: int) -> bool:
+        machine, copies = self._copy(rank)
+        return copies.tier is Tier.OWN and machine == self._assignment.home(rank).name
+
+    def _of(self, results: Mapping[int, str], *, valid: bool = True) -> list[StateCopies]:
+        """Return the copies of some ranks, each with the reason of its result; copies with one result are one entry."""
+        alike: dict[tuple[int, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for rank, reason in sorted(results.items()):
+            machine, number = self._copies[rank]
+            alike[number, reason][machine].append(rank)
+        return [
+            self._restore.copies[number].changed(
+                places=Places({machine: text_of(ranks) for machine, ranks in places.items()}),
+                valid=valid,
+                reason="" if valid else reason or "the agent gave no reason",
+            )
+            for (number, reason), places in alike.items()
+        ]

@@ -54,7 +54,7 @@ class StopRanks(Activity[Evidence]):
 
     async def perform(self, tools: Tools, say: Say) -> Evidence:
         from activities.agents.call_all import call_agent, on_all
-        from activities.agents.evidence import FINDINGS_LIMIT, evidence_of
+        from activities.agents.evidence import evidence_of
         from activities.agents.other_machines import another_answers
         from agent.v1 import agent_pb2 as pb
 
@@ -85,19 +85,13 @@ class StopRanks(Activity[Evidence]):
             dying=dying,
             dying_s=self.dying_s,
         )
-        homes = spec.assignment([machine.name for machine in machines]).homes()
-        # This runs in a thread: for 16,000 ranks it takes most of a second, and heartbeats must continue.
-        evidence = await asyncio.to_thread(evidence_of, self.generation, done, silent, homes)
-        refusing = {name: str(error) for name, error in silent.items() if isinstance(error, AgentRefuses)}
-        evidence = evidence.model_copy(update={"refusing": refusing})
-        if len(silent) == len(machines):
-            evidence = evidence.model_copy(
-                update={"cut_off": not await another_answers(tools.agents, tools.cluster, machines)}
-            )
-        if not dying:
-            return evidence
         found = await _inspected(tools.agents, [machine for machine in machines if machine.name in dying])
-        return evidence.model_copy(update={"dying": dying, "findings": [*found, *evidence.findings][:FINDINGS_LIMIT]})
+        assignment = spec.assignment([machine.name for machine in machines])
+        # This runs in a thread: with thousands of machines it takes most of a second, and heartbeats must continue.
+        evidence = await asyncio.to_thread(evidence_of, self.generation, done, silent, assignment, found)
+        cut_off = len(silent) == len(machines) and not await another_answers(tools.agents, tools.cluster, machines)
+        refusing = {name: str(error) for name, error in silent.items() if isinstance(error, AgentRefuses)}
+        return evidence.model_copy(update={"refusing": refusing, "cut_off": cut_off, "dying": dying})
 
 
 async def _inspected(agents: AgentClients, machines: Sequence[Machine]) -> list[MachineFinding]:

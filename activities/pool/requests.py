@@ -18,7 +18,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.activity import Activity, Bounds, twice, within
+from activities.activity import Activity, Bounds, awaiting, not_yet, within
 from activities.heartbeat import Say
 from everstep.base.text import listed
 from everstep.model.pool import (
@@ -112,30 +112,26 @@ class GiveMachinesBack(Activity[int]):
         return await update_pool(activity.client(), activity.info().task_queue, "give_back", self.request, int)
 
 
-class AwaitStandbys(Activity[int]):
-    """Wait until the pool has enough free machines, or the time is up; the result is the number of free machines."""
+class AwaitStandbys(Activity[None]):
+    """Wait until the pool has enough free machines; it fails if it does not have them in time."""
 
     name = "Await standbys"
 
     count: int
     patience_s: float
+    """The longest wait, seconds."""
 
     def line(self) -> str:
         return f"{self.count} free machines"
 
     def bounds(self) -> Bounds:
-        return twice(timedelta(seconds=self.patience_s) + timedelta(minutes=1))
+        return awaiting(2 * ANSWER_LIMIT, timedelta(seconds=self.patience_s))
 
-    async def perform(self, tools: Tools, say: Say) -> int:
-        clock = asyncio.get_running_loop()
-        until_s = clock.time() + self.patience_s
+    async def perform(self, tools: Tools, say: Say) -> None:
         handle = activity.client().get_workflow_handle(pool_workflow_id(activity.info().task_queue))
-        while True:
-            state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
-            if state.spare >= self.count or clock.time() >= until_s:
-                return state.spare
-            say(f"{state.spare} of {self.count} machines are free")
-            await asyncio.sleep(ASK_AGAIN_S)
+        state: PoolState = await handle.query("state", result_type=PoolState, rpc_timeout=ANSWER_LIMIT)
+        if state.spare < self.count:
+            raise not_yet(f"{state.spare} of {self.count} machines are free", activity.info().attempt)
 
 
 async def update_pool(client: Client, task_queue: str, name: str, request: BaseModel, result: type[T]) -> T:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import structlog
 
-from agent.checkpoints.options import LaunchOptions, Place
+from agent.checkpoints.options import LaunchOptions, Place, saves_of
 from agent.checkpoints.peers.backups import PeerBackups
 from agent.checkpoints.peers.exchange import Exchange
 from agent.checkpoints.peers.fetch import copy_slot, fetch_range, fetch_slot
@@ -231,7 +231,7 @@ class JobCheckpoints:
         with contextlib.closing(SlotFile(path, slots=slots_of(options), owner=owner)) as into:
             if not shard.address:
                 return copy_slot(
-                    backup_slots(self.place.shm, shard.rank), shard.completed_steps, into, saved_ns=shard.saved_ns
+                    backup_slots(self.place.shm, shard.rank), shard.completed_steps, into, saved=saves_of(shard)
                 )
             card = self._cards.of(shard.local_rank)
             return fetch_slot(
@@ -240,7 +240,7 @@ class JobCheckpoints:
                 shard.completed_steps,
                 file,
                 into,
-                saved_ns=shard.saved_ns,
+                saved=saves_of(shard),
                 connections=max(1, options.transfer_connections),
             )
 
@@ -262,7 +262,7 @@ def _fault(path: Path, owner: SlotOwner, shard: pb.ShardSource, threads: int) ->
     try:
         with contextlib.closing(SlotReader(path, owner)) as reader:
             header = reader.header(shard.completed_steps)
-            if header is None or not same_save(header, shard.saved_ns):
+            if header is None or not same_save(header, saves_of(shard)):
                 return missing
             return "" if reader.intact(header, threads) else DAMAGED
     except FileNotFoundError:

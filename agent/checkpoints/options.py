@@ -15,8 +15,13 @@ from google.protobuf import json_format
 from agent.checkpoints.saved_state import SavedStates
 from agent.v1 import agent_pb2 as pb
 from everstep.rank import environment
-from everstep.slots.format import SlotHeader
+from everstep.slots.format import ANY_SAVE, SlotHeader
 from everstep.slots.owner import SlotOwner
+
+
+def saves_of(shard: pb.ShardSource) -> range:
+    """Return the times, nanoseconds, at which the chosen save of a copy was made; empty: any save."""
+    return range(shard.saved_ns, max(shard.saved_ns, shard.saved_until_ns) + 1) if shard.saved_ns else ANY_SAVE
 
 
 @dataclass(frozen=True)

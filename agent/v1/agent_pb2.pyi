@@ -1522,6 +1522,7 @@ class ShardSource(_message.Message):
     TENSORS_RANK_FIELD_NUMBER: _builtins.int
     TENSORS_ADDRESS_FIELD_NUMBER: _builtins.int
     SAVED_NS_FIELD_NUMBER: _builtins.int
+    SAVED_UNTIL_NS_FIELD_NUMBER: _builtins.int
     LOCAL_RANK_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """rank on this machine, whose own slot is filled"""
@@ -1539,7 +1540,8 @@ class ShardSource(_message.Message):
     """
     tensors_address: _builtins.str
     saved_ns: _builtins.int
-    """time of the chosen save; another save of the step is refused. 0: any save"""
+    """The chosen save was made between these times; another save of the step is refused. 0: any save, or one time only."""
+    saved_until_ns: _builtins.int
     local_rank: _builtins.int
     """decides which network card carries the copy"""
     def __init__(
@@ -1554,11 +1556,12 @@ class ShardSource(_message.Message):
         tensors_rank: _builtins.int | None = ...,
         tensors_address: _builtins.str = ...,
         saved_ns: _builtins.int = ...,
+        saved_until_ns: _builtins.int = ...,
         local_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "tensors_rank", b"tensors_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "local_rank", b"local_rank", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank", "address", b"address", "completed_steps", b"completed_steps", "job", b"job", "local_rank", b"local_rank", "machine", b"machine", "rank", b"rank", "saved_ns", b"saved_ns", "saved_until_ns", b"saved_until_ns", "tensors_address", b"tensors_address", "tensors_rank", b"tensors_rank", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tensors_rank: _TypeAlias = _typing.Literal["tensors_rank"]  # noqa: Y015
     _WhichOneofArgType__tensors_rank: _TypeAlias = _typing.Literal["_tensors_rank", b"_tensors_rank"]  # noqa: Y015

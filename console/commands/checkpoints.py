@@ -113,6 +113,8 @@ def _restorable(step: StepCopies) -> str:
 
 def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool = False) -> list[str]:
     """The lines below the table."""
+    from everstep.model.state_copy import count_of
+
     texts = []
     if not report.steps and (report.unlisted or report.silent):
         texts.append(f"no checkpoint of job {report.job} was found, but not every location could be listed")
@@ -127,9 +129,10 @@ def lines(report: CheckpointsReport, saved: SavedReport | None, *, ended: bool =
     texts += [f"problem   {line}" for line in (saved.problems if saved else [])]
     for copy in report.damaged[:NAMED]:
         step = f", step {copy.completed_steps}" if copy.completed_steps >= 0 else ""
-        texts.append(f"damaged   rank {copy.rank} on {copy.machine}, {copy.tier}{step}: {copy.reason}")
+        ranks, machines = listed([*copy.ranks], NAMED), listed([*copy.places], NAMED)
+        texts.append(f"damaged   rank {ranks} on {machines}, {copy.tier}{step}: {copy.reason}")
     if len(report.damaged) > NAMED:
-        texts.append(f"damaged   … and {len(report.damaged) - NAMED} more copies")
+        texts.append(f"damaged   … and {count_of(report.damaged[NAMED:])} more copies")
     if report.unfinished:
         texts.append(
             f"unfinished {report.unfinished} files on remote storage, being uploaded or cut off; they are not used"
@@ -147,7 +150,7 @@ def unlisted(report: CheckpointsReport) -> dict[str, str]:
     """The reasons why locations could not be listed, each with the machines that report it."""
     machines_of: dict[str, list[str]] = {}
     for location in report.unlisted:
-        machines_of.setdefault(location.reason, []).append(location.machine)
+        machines_of.setdefault(location.reason, []).extend(location.places)
     return {reason: listed(names, NAMED) for reason, names in machines_of.items()}
 
 

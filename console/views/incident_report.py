@@ -220,7 +220,7 @@ def _stages(record: IncidentRecord) -> list[tuple[str, ...]]:
 
 
 def _own_ends(evidence: Evidence) -> list[RankExit]:
-    """The ranks that everstep did not stop, in the order in which they ended."""
+    """The ends that everstep did not cause, in their order."""
     own = [end for end in evidence.exits if not end.stopped_by_us]
     return sorted(own, key=lambda end: (end.time_ns, end.rank))
 
@@ -246,20 +246,25 @@ def _exits(evidence: Evidence, fault_ns: int | None) -> list[tuple[str, ...]]:
         rows.append((f"rank {end.rank} on {end.machine}", when, how_it_ended(end) + steps))
         if end.exception:
             rows.append(("", "", plain(end.exception)))
-    if len(own) > EXITS_SHOWN:
-        rows.append((f"and {len(own) - EXITS_SHOWN} more", "", ""))
-    stopped = len(evidence.exits) - len(own)
+    ended = sum(len(end.ranks) for end in own)
+    if ended > EXITS_SHOWN:
+        rows.append((f"and {ended - min(len(own), EXITS_SHOWN)} more", "", ""))
+    stopped = sum(len(end.ranks) for end in evidence.exits) - ended
     if stopped:
         rows.append((f"{stopped} other rank{'s' if stopped > 1 else ''}", "", "ran until everstep stopped them"))
     rows += [(f"machine {machine}", "", "did not answer") for machine in evidence.unreachable]
-    if evidence.left_out:
-        rows.append(("not kept", "", evidence.left_out))
     rows += [
-        (f"{copy.tier} seen from {copy.machine}", "", plain(copy.reason)) for copy in evidence.held if copy.unlisted
+        (f"{copy.tier} seen from {listed([*copy.places])}", "", plain(copy.reason))
+        for copy in evidence.held
+        if copy.unlisted
     ]
     invalid = [copy for copy in evidence.held if not copy.valid and not copy.unlisted]
     rows += [
-        (f"checkpoint of rank {copy.rank} on {copy.machine}", "", f"not valid: {plain(copy.reason)}")
+        (
+            f"checkpoint of rank {listed([*copy.ranks])} on {listed([*copy.places])}",
+            "",
+            f"not valid: {plain(copy.reason)}",
+        )
         for copy in invalid[:EXITS_SHOWN]
     ]
     return rows

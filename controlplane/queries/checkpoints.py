@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from activities.agents.evidence import held_of
+from activities.agents.held_copies import held_of
 from agent.checkpoints.tiers.listing import UNFINISHED
 from agent.client import AgentClients
 from agent.v1 import agent_pb2 as pb
-from everstep.decisions.keep.choose_restore import MEMORY, nearest
+from everstep.decisions.keep.choose_restore import MEMORY, ChosenCopies, all_ranks, copies_by_step, nearest, union
 from everstep.decisions.keep.lineage import UNKNOWN, Lineage, Runs, usable
 from everstep.decisions.keep.placement import Placement, place_backups
 from everstep.errors import AgentUnreachable
 from everstep.model.job import JobSpec
 from everstep.model.machine import Assignment, Machine
-from everstep.model.state_copy import StateCopy, Tier
-from everstep.model.topology import Topology
+from everstep.model.state_copy import StateCopies, Tier, count_of
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 LISTING_S = 60.0
@@ -39,7 +38,7 @@ class StepCopies(BaseModel):
     ranks: dict[Tier, int]
     """Tier → number of ranks with a valid copy there."""
     state_bytes: int
-    """Bytes of the state, counted once for each rank that has a copy."""
+    """Bytes of the state, counted once for each rank that has a copy; copies of one save count as its largest copy."""
     copies_bytes: int
     """Bytes of all valid copies."""
 
@@ -58,11 +57,11 @@ class CheckpointsReport(BaseModel):
     """All steps, newest first."""
     restorable: list[int]
     """Steps that every rank can restore, the newest first."""
-    damaged: list[StateCopy]
+    damaged: list[StateCopies]
     unfinished: int
     """Number of files on remote storage without a manifest: they are being uploaded or were cut off, and are never
     used."""
-    unlisted: list[StateCopy]
+    unlisted: list[StateCopies]
     """Folders and remote storage that could not be listed, with reasons; their contents are not known."""
     disowned: int
     """Number of copies of abandoned steps, which are never restored: the job restarted from an earlier step."""
@@ -76,7 +75,7 @@ class CheckpointsReport(BaseModel):
 
 async def ask_for_copies(
     agents: AgentClients, spec: JobSpec, machines: Sequence[Machine], *, verify: bool = False
-) -> tuple[list[StateCopy], list[str]]:
+) -> tuple[list[StateCopies], list[str]]:
     """The copies of a job in all tiers, and the machines that do not answer.
 
     Args:
@@ -103,14 +102,14 @@ async def ask_for_copies(
 
     replies = dict(zip([m.name for m in machines], await asyncio.gather(*map(list_copies, machines)), strict=True))
     listings = {name: reply.checkpoints for name, reply in replies.items() if reply is not None}
-    held, _ = held_of(listings, spec.assignment([machine.name for machine in machines]).homes())
+    held, _ = held_of(listings, spec.assignment([machine.name for machine in machines]))
     return held, [name for name, reply in replies.items() if reply is None]
 
 
 def report_of(
     spec: JobSpec,
     machines: Sequence[Machine],
-    held: Sequence[StateCopy],
+    held: Sequence[StateCopies],
     silent: Sequence[str],
     *,
     lineage: Lineage = (),
@@ -131,12 +130,12 @@ def report_of(
     assignment = spec.assignment([machine.name for machine in machines])
     topology = assignment.topology
     ours = usable(held, lineage, runs=runs)
-    used = nearest(ours, assignment)
-    copies: dict[int, list[StateCopy]] = defaultdict(list)
-    for copy in ours:
-        if copy.valid and copy.completed_steps in used and copy.rank < topology.world_size:
-            copies[copy.completed_steps].append(copy)
-    steps = [_step(step, copies[step], used[step], topology) for step in sorted(used, reverse=True)]
+    used = {step: nearest(entries, assignment) for step, entries in copies_by_step(ours, assignment).items()}
+    copies: dict[int, list[StateCopies]] = defaultdict(list)
+    for entry in ours:
+        if entry.valid and entry.completed_steps in used:
+            copies[entry.completed_steps].append(entry.among(all_ranks(assignment)))
+    steps = [_step(step, copies[step], used[step], assignment) for step in sorted(used, reverse=True)]
     placement = place_backups(topology, [machine.domain for machine in machines])
     backup = spec.checkpoint.backup
     return CheckpointsReport(
@@ -145,29 +144,33 @@ def report_of(
         steps=steps,
         restorable=[step.step for step in steps if step.restorable],
         damaged=[copy for copy in ours if _is_damage(copy, stepping)],
-        unfinished=sum(copy.reason == UNFINISHED for copy in ours),
+        unfinished=count_of(copy for copy in ours if copy.reason == UNFINISHED),
         unlisted=[copy for copy in ours if copy.unlisted],
-        disowned=len(held) - len(ours),
+        disowned=count_of(held) - count_of(ours),
         silent=list(silent),
         backup_machines=_backup_machines(assignment, placement) if backup else {},
         backups=placement.reason if backup else "there are none: backup is false in [checkpoint]",
     )
 
 
-def _is_damage(copy: StateCopy, stepping: bool) -> bool:
+def _is_damage(copy: StateCopies, stepping: bool) -> bool:
     being_saved = stepping and copy.tier in MEMORY and copy.reason == CUT_SHORT
     return not (copy.valid or copy.unlisted or being_saved or copy.reason in {NEVER_USED, UNFINISHED})
 
 
-def _step(step: int, copies: Sequence[StateCopy], used: Mapping[int, StateCopy], topology: Topology) -> StepCopies:
+def _step(step: int, copies: Sequence[StateCopies], used: ChosenCopies, assignment: Assignment[str]) -> StepCopies:
     return StepCopies(
         step=step,
-        saved_ns=max(copy.saved_ns for copy in copies),
-        missing=sorted(set(range(topology.world_size)) - used.keys()),
-        ranks={tier: len({copy.rank for copy in copies if copy.tier == tier}) for tier in Tier},
-        state_bytes=sum(copy.bytes for copy in used.values()),
-        copies_bytes=sum(copy.bytes for copy in copies),
+        saved_ns=max(entry.last_ns for entry in copies),
+        missing=[*(all_ranks(assignment) - union(used.all))],
+        ranks={tier: len(union(entry for entry in copies if entry.tier == tier)) for tier in Tier},
+        state_bytes=_bytes_of(used.all),
+        copies_bytes=_bytes_of(copies),
     )
+
+
+def _bytes_of(copies: Iterable[StateCopies]) -> int:
+    return sum(entry.bytes * count_of([entry]) for entry in copies)
 
 
 def _backup_machines(assignment: Assignment[str], placement: Placement) -> dict[str, str]:

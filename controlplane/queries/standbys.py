@@ -172,5 +172,4 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
 def _in_job(incident: IncidentRecord) -> set[str]:
     """The machines that were in the job when the incident began."""
     evidence = incident.parsed_evidence()
-    ran = {end.machine for end in evidence.exits} if evidence else set()
-    return ran | set(incident.evicted)
+    return {*(evidence.machines if evidence else ()), *incident.evicted}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from everstep.decisions.keep.starts import choose_start, folder_of
 from everstep.errors import CheckpointError, ConfigError
 from everstep.model.job_state import EarlierRun
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 if TYPE_CHECKING:
     from controlplane.client import Control
@@ -116,7 +116,7 @@ async def check_step(
     return restore.step, restore.reason
 
 
-def unlisted(held: Sequence[StateCopy]) -> list[str]:
+def unlisted(held: Sequence[StateCopies]) -> list[str]:
     """Why disks or remote storage could not be listed; for remote storage, the listing by one machine is enough."""
     remote = any(copy.tier is Tier.REMOTE and not copy.unlisted for copy in held)
     return [copy.reason for copy in held if copy.unlisted and not (remote and copy.tier is Tier.REMOTE)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from activities.activity import Activity
@@ -31,6 +31,7 @@ from activities.write_to_ledger import RecordJob, WriteConclusion
 from drills.cases.temporal import TASK_QUEUE, ActivityCall, S, UpdateRefusedError
 from drills.cases.traced import trace
 from drills.cases.world import JOB, TICK_S, World
+from everstep.decisions.act.evict.shared import alike_machines, kept_findings
 from everstep.decisions.act.recover.confirm import RankState, judge_confirmation, judge_timeout
 from everstep.decisions.blame.diagnose.diagnosis import judge
 from everstep.decisions.blame.hang.analysis import found_of
@@ -40,10 +41,12 @@ from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.job_state import JobState, job_workflow_id
 from everstep.model.launch import Confirmation, Launched, Showing
 from everstep.model.machine import Machine
+from everstep.model.places import NOWHERE, Places
 from everstep.model.pool import Leased, PollAnswers, PoolState, ReadyResult, Replaced, RunningJob, pool_workflow_id
+from everstep.model.ranks import text_of
 from everstep.model.replay import GroupRun, RunEnd
 from everstep.model.slow import SlowRound
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, StateCopies, Tier, count_of
 
 POOL = pool_workflow_id(TASK_QUEUE)
 KIND = "simulated"
@@ -263,19 +266,22 @@ class Answers:
 
     def _evidence(self, request: StopRanks, silent: list[str], dying: list[int]) -> Evidence:
         world, generation = self.world, self.world.generation
-        known = Evidence(generation=request.generation, unreachable=silent, cut_off=world.cut_off)
+        names = [machine.name for machine in request.job.machines]
+        known = Evidence(generation=request.generation, machines=names, unreachable=silent, cut_off=world.cut_off)
         if generation is None:
             return known
         here = {machine.name for machine in request.job.machines} - set(silent)
         left = {world.home(rank): f"rank {rank} is not gone after SIGKILL" for rank in dying}
         answering = here - left.keys()
+        findings = [found for found in world.findings if found.machine in here]
         return known.model_copy(
             update={
                 "dying": {machine: text for machine, text in left.items() if machine in here},
                 "exits": [self._exit(rank) for rank in range(world.world_size) if world.home(rank) in answering],
-                "held": [copy for copy in self._copies(request.job.run) if copy.machine in answering],
+                "held": self._copies(request.job.run, answering),
                 "emptied": sorted(answering - set(generation.names)),
-                "findings": [found for found in world.findings if found.machine in here],
+                "findings": kept_findings(findings, alike_machines(findings), len(names)),
+                "alike": alike_machines(findings),
             }
         )
 
@@ -294,31 +300,28 @@ class Answers:
             shown_steps=world.stepped(),
         )
 
-    def _copies(self, run: str) -> list[StateCopy]:
+    def _copies(self, run: str, answering: Collection[str]) -> list[StateCopies]:
         """Return the copies of the newest step: in each rank's own memory, and in that of the next machine."""
         world, generation = self.world, self.world.generation
         assert generation is not None
         names, step = generation.names, world.completed()
         if step < 1:
             return []
-        found = []
-        for rank in range(world.world_size):
-            own = names.index(world.home(rank))
-            homes = {names[own]: Tier.OWN} | ({names[(own + 1) % len(names)]: Tier.BACKUP} if len(names) > 1 else {})
-            for machine, tier in homes.items():
-                found.append(
-                    StateCopy(
-                        rank=rank,
-                        machine=machine,
-                        completed_steps=step,
-                        bytes=1,
-                        tier=tier,
-                        generation=generation.number,
-                        saved_ns=generation.frozen_ns,
-                        run=run,
-                    )
-                )
-        return found
+        places: dict[Tier, dict[str, str]] = {Tier.OWN: {}, Tier.BACKUP: {}}
+        for machine, ranks in world.spec.assignment(names).each():
+            after = names[(names.index(machine) + 1) % len(names)]
+            for tier, at in ((Tier.OWN, machine), (Tier.BACKUP, after)):
+                if at in answering and (tier is Tier.OWN or at != machine):
+                    places[tier][at] = text_of(ranks)
+        found = StateCopies(
+            places=NOWHERE,
+            completed_steps=step,
+            bytes=1,
+            generation=generation.number,
+            saved_ns=generation.frozen_ns,
+            run=run,
+        )
+        return [found.changed(tier=tier, places=Places(of_tier)) for tier, of_tier in places.items() if of_tier]
 
     def _find_checkpoints(self, call: ActivityCall, request: FindCheckpoints) -> None:
         silent = self._silent(request.job.machines)
@@ -327,7 +330,7 @@ class Answers:
 
     def _restore(self, call: ActivityCall, request: RestoreCheckpoints) -> None:
         seconds = self.world.case.costs.restore_s
-        self._later(call, seconds, Restored(moved=request.copies, bytes=len(request.copies), seconds=seconds))
+        self._later(call, seconds, Restored(moved=request.copies, bytes=count_of(request.copies), seconds=seconds))
 
     # Tests and replays.
 
@@ -442,23 +445,22 @@ class Answers:
     # Waits.
 
     def _await_machines(self, call: ActivityCall, request: AwaitMachines) -> None:
-        self._await(call, request.patience_s, lambda: self._silent(request.machines), lambda silent: not silent)
+        self._await(call, request.patience_s, lambda: not self._silent(request.machines))
 
     def _await_standbys(self, call: ActivityCall, request: AwaitStandbys) -> None:
         pool = self.world.temporal.workflow(POOL)
-        self._await(call, request.patience_s, lambda: pool.state.spare, lambda spare: spare >= request.count)
+        self._await(call, request.patience_s, lambda: pool.state.spare >= request.count)
 
-    def _await(
-        self, call: ActivityCall, patience_s: float, ask: Callable[[], Any], is_enough: Callable[[Any], bool]
-    ) -> None:
-        """Ask again and again until the answer is enough or the time is over. The result is the last answer."""
+    def _await(self, call: ActivityCall, patience_s: float, is_over: Callable[[], bool]) -> None:
+        """Ask again and again until the wait is over; the activity fails if that takes too long."""
         temporal = self.world.temporal
         until_ns = temporal.now_ns + round(patience_s * S)
 
         def look() -> None:
-            answer = ask()
-            if is_enough(answer) or temporal.now_ns >= until_ns:
-                call.complete(answer)
+            if is_over():
+                call.complete(None)
+            elif temporal.now_ns >= until_ns:
+                call.fail("it was not over in time")
             elif not call.done:
                 temporal.at(TICK_S, look)
 

@@ -32,7 +32,7 @@ from drills.spec import settings
 from drills.spec.fault import STRIKE, THEN_AFTER, ExpectedFinding, FaultOptions, OnMachine
 from drills.spec.job_options import JobOptions
 from drills.spec.loss import Loss
-from everstep.decisions.act.evict.rules import SHARED_MACHINES
+from everstep.decisions.blame.shared_fault import SHARED_MACHINES
 from everstep.errors import CannotInject, ConfigError
 from everstep.model import xid
 from everstep.model.finding import Health, Owner, Reason

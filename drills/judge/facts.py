@@ -25,7 +25,7 @@ from everstep.model.incident import IncidentReport
 from everstep.model.job import JobSpec
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.machine import Machine
-from everstep.model.state_copy import CopyToRestore, Restored, Tier
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from everstep.model.version import JobVersion
 
 WRITTEN_S = 20.0
@@ -148,10 +148,10 @@ async def texts(cluster: DrillCluster, incident: IncidentFacts) -> list[str]:
     return found
 
 
-async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
+async def moved(cluster: DrillCluster, incident: str) -> list[StateCopies]:
     """Return the copies that an incident moved to the machines that needed them, in order, read from its history."""
     scheduled: set[int] = set()
-    found: list[CopyToRestore] = []
+    found: list[StateCopies] = []
     handle = cluster.control.client.get_workflow_handle(incident)
     async for event in handle.fetch_history_events():
         if event.HasField("activity_task_scheduled_event_attributes"):
@@ -166,9 +166,9 @@ async def moved(cluster: DrillCluster, incident: str) -> list[CopyToRestore]:
     return found
 
 
-def restored_from(moved: Sequence[CopyToRestore], world_size: int, step: int) -> dict[str, int]:
+def restored_from(moved: Sequence[StateCopies], world_size: int, step: int) -> dict[str, int]:
     """Tier → number of ranks that restored a step from it. A copy that was not moved was in own memory."""
-    tiers = {copy.rank: copy.tier for copy in moved if copy.completed_steps == step}
+    tiers = {rank: copies.tier for copies in moved if copies.completed_steps == step for rank in copies.ranks}
     counts = Counter(str(tiers.get(rank, Tier.OWN)) for rank in range(world_size))
     return {str(tier): counts[tier] for tier in Tier if counts[tier]}
 

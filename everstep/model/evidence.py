@@ -10,7 +10,8 @@ from pydantic import Field
 
 from everstep.model.finding import MachineFinding
 from everstep.model.message import Model
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.ranks import NO_RANKS, Ranks
+from everstep.model.state_copy import StateCopies, Tier
 
 
 class Classification(Model):
@@ -31,7 +32,7 @@ class Classification(Model):
 
 
 class RankExit(Model):
-    """The end of one rank."""
+    """The end of a rank, and of further ranks that ended in the same way."""
 
     rank: int
     machine: str
@@ -47,6 +48,13 @@ class RankExit(Model):
     """Steps that the rank showed, by reports, by calls of the optimizer or by ``run.steps``; -1: not known."""
     classification: Classification | None = None
     """The cause of the rank's end, as the agent classified it; None: the rank lived until a stop killed it."""
+    others: Ranks = NO_RANKS
+    """Further ranks that ended in the same way, after ``rank``. Their pids, times and output are not kept."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks that ended in this way."""
+        return self.others | Ranks.of([self.rank])
 
 
 class Unlisted(Model):
@@ -59,11 +67,17 @@ class Unlisted(Model):
 
 
 class Evidence(Model):
-    """All that the machines report once a generation is stopped."""
+    """All that the machines report once a generation is stopped.
+
+    It is small enough to be sent whole: ranks, copies and machines that differ only in their numbers are one entry.
+    """
 
     generation: int
+    machines: list[str] = Field(default_factory=list)
+    """The machines of the job, in the order of their ranks, when they were asked; empty: not known."""
     exits: list[RankExit] = Field(default_factory=list)
-    held: list[StateCopy] = Field(default_factory=list)
+    """The ends of all ranks. The first ranks that ended by themselves are entries of their own, with their output."""
+    held: list[StateCopies] = Field(default_factory=list)
     unreachable: list[str] = Field(default_factory=list)
     refusing: dict[str, str] = Field(default_factory=dict)
     """Unreachable machine whose agent is there, but it and the worker do not accept each other → why."""
@@ -78,16 +92,15 @@ class Evidence(Model):
     dying: dict[str, str] = Field(default_factory=dict)
     """Machine with killed ranks that are not gone yet → these ranks, for people. For such a machine only ``findings``
     are known, and the job cannot be launched on it."""
-    left_out: str = ""
-    """How many reported exits, copies and findings are not kept here, in words; empty: all are kept."""
-    held_cut: bool = False
-    """Whether some of the reported copies are not kept here."""
     unlisted: list[Unlisted] = Field(default_factory=list)
     """Disks and remote storage that could not list their copies, by reason."""
     searched: bool = False
     """All disks and remote storage were asked for copies, even by machines that had lost their memory."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """Findings of inspections, the worst first, as many as fit."""
+    """Findings of inspections, the worst first. If there are very many, those that evict no machine are left out."""
+    alike: dict[str, int] = Field(default_factory=dict)
+    """Reason code → the number of machines with such a fault, of all findings. A fault that most machines share evicts
+    none of them."""
     disk_asked: int | None = None
     """The newest step that was requested on disk since the launch, in addition to regular steps; 0: none was requested;
     None: no machine knows."""

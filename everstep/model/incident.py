@@ -76,9 +76,11 @@ class Anomaly(Model):
     """The rule that detected the fault (``everstep.decisions.detect.rules``); empty: no rule did, e.g. a launch
     failed."""
     findings: list[MachineFinding] = Field(default_factory=list)
-    """The findings on which the anomaly is based; only the first findings if there are very many."""
+    """The findings on which the anomaly is based; only the first findings if very many machines share the fault."""
     more_findings: int = 0
     """Number of findings that ``findings`` leaves out."""
+    alike: dict[str, int] = Field(default_factory=dict)
+    """Reason code → the number of machines with such a fault, of all findings."""
     classification: Classification | None = None
     """How the end of the rank is classified; None: no rank ended."""
 
@@ -127,9 +129,9 @@ class IncidentReport(Model):
     confirmation: Confirmation | None = None
     timings: list[StageRecord] = Field(default_factory=list)
     resume_step: int = -1
+    """The step from which the newest generation began; -1: the script restores by itself."""
     save_every: int = 0
     """After how many steps the ranks saved last before the incident; 0: not known."""
-    """The step from which the newest generation began; -1: the script restores by itself."""
     lineage: list[tuple[int, int]] = Field(default_factory=list)
     """Number and first step of each generation that was launched."""
     accepted_loss: str = ""

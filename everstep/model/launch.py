@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from everstep.model.message import AnyWord, Model
+from everstep.model.ranks import NO_RANKS, Ranks
 
 
 class Launched(Model):
@@ -30,7 +31,7 @@ class Showing(Model):
 
     kind: Annotated[Literal["", "calls", "steps"], AnyWord] = ""
     """``steps``: by ``run.steps``; ``calls``: by calls of ``run.report`` or the optimizer; empty: not known."""
-    silent: list[int] = Field(default_factory=list)
+    silent: Ranks = NO_RANKS
     """Ranks that showed no step while others did."""
 
 

@@ -116,18 +116,22 @@ class SlotHeader:
         return aligned(self.tensor_bytes) + self.structure_bytes
 
 
-def same_save(header: SlotHeader, saved_ns: int) -> bool:
-    """Whether a slot has the save of a certain time.
+ANY_SAVE = range(0)
+"""Stands for the time of any save."""
+
+
+def same_save(header: SlotHeader, saved: range) -> bool:
+    """Whether a slot has the save that was made within certain times.
 
     A rank may save the same step several times: after the job resumed from an earlier step, or in another run. The time
-    identifies a save, since no two saves have the same nanosecond and copies of a slot keep the time. The generation
+    identifies a save, since such saves are far apart and copies of a slot keep the time. The generation
     does not identify a save, because a copy from another run gets a generation of the run that restores it.
 
     Args:
         header: The header of the slot.
-        saved_ns: Time of the wanted save, nanoseconds; 0: any save.
+        saved: The times, nanoseconds, at which the wanted save may have been made; empty: any save.
     """
-    return saved_ns in {0, header.saved_ns}
+    return not saved or header.saved_ns in saved
 
 
 def aligned(size: int, to: int = ALIGNMENT) -> int:

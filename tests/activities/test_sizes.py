@@ -1,9 +1,10 @@
-"""The control plane's computations take time in proportion to the number of machines, up to 2,000 with 8 ranks each."""
+"""The control plane's computations take time in proportion to the number of machines, up to 4,000 with 8 ranks each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import isqrt
 
 import pytest
 
@@ -12,16 +13,28 @@ from activities.agents.convert import backup_peers, checkpoint_options, rank_lau
 from activities.agents.evidence import evidence_of
 from activities.watching.job_view import JobView
 from agent.v1 import agent_pb2 as pb
+from everstep.decisions.act.evict.plan_evictions import EvictFacts, plan_evictions
+from everstep.decisions.act.evict.shared import alike_machines, kept_findings
 from everstep.decisions.act.recover.confirm import judge_confirmation
 from everstep.decisions.act.recover.incident_state import IncidentState
+from everstep.decisions.act.recover.plan import plan_restart
 from everstep.decisions.act.recover.rules import RestartFacts, decide
+from everstep.decisions.blame.replay.group_jobs import plan_of
+from everstep.decisions.blame.replay.groups import plan_replay
 from everstep.decisions.keep.choose_restore import readers
 from everstep.decisions.keep.placement import place_backups
 from everstep.decisions.keep.search import merged
+from everstep.decisions.pool import book, poll
+from everstep.model.eviction import Eviction
 from everstep.model.evidence import Evidence
+from everstep.model.finding import Finding, MachineFinding
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.launch import Showing
-from everstep.model.state_copy import CopyToRestore, Tier
+from everstep.model.machine import Assignment, Machine
+from everstep.model.places import Places
+from everstep.model.pool import LeaseRequest, PollAnswers, PoolState, ReplaceRequest, RunningJob
+from everstep.model.ranks import Ranks
+from everstep.model.state_copy import StateCopies, Tier
 from tests.sized import (
     MOST,
     NOW_NS,
@@ -37,13 +50,13 @@ from tests.sized import (
 Call = Callable[[], object]
 
 
-def homes(machines: int) -> dict[int, str]:
-    return job(machines).assignment([machine.name for machine in machines_of(machines)]).homes()
+def assigned(machines: int) -> Assignment[str]:
+    return job(machines).assignment([machine.name for machine in machines_of(machines)])
 
 
 @cache
 def evidence(machines: int, *, raised: bool = False) -> Evidence:
-    return evidence_of(3, stop_replies(machines, raised=raised), [], homes(machines))
+    return evidence_of(3, stop_replies(machines, raised=raised), [], assigned(machines))
 
 
 def case(machines: int) -> IncidentState:
@@ -78,7 +91,7 @@ def emptied(machines: int) -> JobView:
 
 def evidence_is_made(machines: int) -> Call:
     replies = stop_replies(machines, raised=True)
-    return lambda: evidence_of(3, replies, [], homes(machines))
+    return lambda: evidence_of(3, replies, [], assigned(machines))
 
 
 def a_restore_is_chosen(machines: int) -> Call:
@@ -87,12 +100,11 @@ def a_restore_is_chosen(machines: int) -> Call:
 
 
 def a_restore_from_disk_is_given_readers(machines: int) -> Call:
-    copies = [
-        CopyToRestore(rank=rank, completed_steps=100, tier=Tier.REMOTE, machine="m0")
-        for rank in range(RANKS * machines)
-    ]
-    digests = {rank: f"of tensors {rank % 32}" for rank in range(RANKS * machines)}
-    return lambda: readers(copies, digests, job(machines).topology())
+    everywhere = str(Ranks.of(range(RANKS * machines)))
+    copies = StateCopies(
+        places=Places({"m0": everywhere}), completed_steps=100, tier=Tier.REMOTE, alike=Ranks.parse(everywhere)
+    )
+    return lambda: readers([copies], job(machines).topology())
 
 
 def all_ranks_found_their_slots_damaged(machines: int) -> Call:
@@ -157,10 +169,77 @@ def a_restart_is_confirmed(machines: int) -> Call:
         3,
         [state for reply in replies for state in states_of(reply.ranks, 3)],
         world_size=RANKS * machines,
-        showing=Showing(kind="steps", silent=list(range(0, RANKS * machines, 2))),
+        showing=Showing(kind="steps", silent=Ranks.of(range(0, RANKS * machines, 2))),
         now_ns=NOW_NS,
         policy=spec.policy,
     )
+
+
+def a_pool_of(machines: int) -> tuple[PoolState, list[Machine], PollAnswers]:
+    """Return a pool in which a job has 15 of 16 machines, these machines, and the answers to a poll."""
+    state, all_machines = PoolState(), machines_of(machines)
+    answers = PollAnswers(machines=all_machines, standbys=machines // 16)
+    poll.apply(state, answers, began_ns=1, now_ns=2)
+    ours = all_machines[: machines - machines // 16]
+    book.lease(state, LeaseRequest(job="large", run="r", machines=ours), now_ns=3)
+    return state, ours, answers
+
+
+def machines_are_polled(machines: int) -> Call:
+    state, ours, answers = a_pool_of(machines)
+    job = RunningJob(job="large", run="r", machines=ours, settled=True)
+    later = answers.model_copy(update={"jobs": [job]})
+    return lambda: poll.apply(state, later, began_ns=NOW_NS, now_ns=NOW_NS)
+
+
+def machines_of_a_job_that_is_over_are_freed(machines: int) -> Call:
+    state, _, answers = a_pool_of(machines)
+    over = answers.model_copy(update={"over": ["large"]})
+    return lambda: poll.apply(state.model_copy(deep=True), over, began_ns=NOW_NS, now_ns=NOW_NS)
+
+
+def a_sixteenth_of_the_machines_is_replaced(machines: int) -> Call:
+    state, ours, _ = a_pool_of(machines)
+    lost = [
+        Eviction(machine=one.name, rule="gone-machine", reason="silent", why="")
+        for one in ours[:: len(ours) // (machines // 16)]
+    ]
+    request = ReplaceRequest(id="1", job="large", run="r", evict=lost, keep=ours)
+    return lambda: book.choose(state.machines.values(), request)
+
+
+def a_replay_is_planned(machines: int) -> Call:
+    return lambda: plan_of(job(machines))
+
+
+def a_replay_with_lent_machines_is_planned(machines: int) -> Call:
+    return lambda: plan_replay(machines - 1, isqrt(machines))
+
+
+def most_machines_have_a_fault(machines: int) -> Call:
+    finding = Finding(inspection="kernel-log", reason="gpu-lost", item="GPU 3", text="Xid 79", sure=True)
+    found = [MachineFinding(machine=one.name, finding=finding) for one in machines_of(machines)[: machines // 3]]
+    names = [one.name for one in machines_of(machines)]
+
+    def call() -> None:
+        alike = alike_machines(found)
+        kept = kept_findings(found, alike, machines)
+        plan_evictions(EvictFacts(now_ns=1, machines=names, findings=kept, alike=alike), job(machines).policy)
+
+    return call
+
+
+def a_restart_is_planned(machines: int) -> Call:
+    found = Evidence.model_validate_json(evidence(machines).model_dump_json())
+
+    def call() -> None:
+        one = case(machines)
+        read = one.merge_evidence(found.model_copy())
+        one.explain(read)
+        one.record_failure(one.read_failure(read, now_ns=1, first=True))
+        plan_restart(read, one)
+
+    return call
 
 
 def every_machine_shows_progress(machines: int) -> Call:
@@ -201,6 +280,13 @@ def every_machine_was_emptied_and_it_is_judged(machines: int) -> Call:
         backups_are_placed_where_all_machines_share_a_group,
         launch_requests_are_made,
         a_restart_is_confirmed,
+        machines_are_polled,
+        machines_of_a_job_that_is_over_are_freed,
+        a_sixteenth_of_the_machines_is_replaced,
+        a_replay_is_planned,
+        a_replay_with_lent_machines_is_planned,
+        most_machines_have_a_fault,
+        a_restart_is_planned,
         every_machine_shows_progress,
         a_quiet_job_is_judged,
         every_rank_raised_and_it_is_judged,

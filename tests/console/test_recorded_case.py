@@ -71,7 +71,9 @@ def test_a_rank_that_ended(url: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     with Ledger.open(url) as ledger:
         tried = [TriedRung(rung=Rung.REATTEMPT, symptom="crash", generation=1)]
-        closed(ledger, Evidence(generation=1, exits=ends), Symptom.CRASH, tried=tried)
+        closed(
+            ledger, Evidence(generation=1, machines=["gpu-a", "gpu-b", "gpu-c"], exits=ends), Symptom.CRASH, tried=tried
+        )
     case = recorded(url, tmp_path, capsys)
     [fault] = case.fault
     assert (fault.rank, fault.raises, fault.log, fault.others) == (3, ends[1].exception, log, "connection lost")
@@ -87,7 +89,7 @@ def test_a_hang_with_its_stack(url: str, tmp_path: Path, capsys: pytest.CaptureF
         hang = HangResult(generation=1, conclusion="names", method="", reason="", ranks=[3], machines=["m1"])
         asked = [EvictAnswer(rule="hang-culprit", machine="m1", yes=True, why="")]
         exits = [RankExit(rank=rank, machine=f"m{rank // 2}", signal=9, stopped_by_us=True) for rank in range(8)]
-        evidence = Evidence(generation=1, exits=exits)
+        evidence = Evidence(generation=1, machines=[f"m{number}" for number in range(4)], exits=exits)
         closed(ledger, evidence, Symptom.HANG, hang=hang, evicted=["m1"], asked=asked)
         ledger.add_samples(INCIDENT, [(1, "m1", 9, pb.StacksReply(processes=[process]).SerializeToString())])
     case = recorded(url, tmp_path, capsys)
@@ -102,7 +104,8 @@ def test_findings_and_a_silent_machine(url: str, tmp_path: Path, capsys: pytest.
     about = MachineFinding(machine="gpu-b", finding=finding)
     with Ledger.open(url) as ledger:
         exits = [RankExit(rank=rank, machine=f"gpu-{'abcd'[rank // 2]}", stopped_by_us=True) for rank in (0, 2)]
-        evidence = Evidence(generation=1, exits=exits, findings=[about], unreachable=["gpu-c"])
+        names = [f"gpu-{one}" for one in "abcd"]
+        evidence = Evidence(generation=1, machines=names, exits=exits, findings=[about], unreachable=["gpu-c"])
         closed(ledger, evidence, Symptom.MACHINE_FAULT, findings=[about])
     case = recorded(url, tmp_path, capsys)
     assert [(fault.machine, fault.silent) for fault in case.fault] == [("m1", False), ("m2", True)]

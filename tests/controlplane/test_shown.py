@@ -34,7 +34,7 @@ from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.job_state import IncidentSummary
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 HOSTILE = [
     "Connect failed [/tcp://10.0.0.3:29500] [bold]",
@@ -162,7 +162,7 @@ def test_incidents_show_cleaned_text(
 def test_checkpoints_drills_the_doctor_and_errors_show_cleaned_text(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = StateCopy(rank=0, machine="m0", tier=Tier.DISK, completed_steps=3, reason=text)
+    held = StateCopies.one(rank=0, machine="m0", tier=Tier.DISK, completed_steps=3, reason=text)
     copies = CheckpointsReport(
         job="gpt",
         world_size=1,

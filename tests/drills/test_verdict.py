@@ -22,7 +22,7 @@ from drills.verdict import judge, summary
 from everstep.model.incident import IncidentReport
 from everstep.model.launch import Confirmation
 from everstep.model.stage import StageRecord
-from everstep.model.state_copy import CopyToRestore, Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 SECOND = 10**9
 KEYS = [
@@ -222,9 +222,9 @@ def test_the_reason_why_a_fault_could_not_be_injected_is_named() -> None:
 
 def test_ranks_without_a_copied_state_were_restored_from_their_own_memory() -> None:
     moved = [
-        CopyToRestore(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # this earlier choice failed
-        CopyToRestore(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
-        CopyToRestore(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
+        StateCopies.one(rank=4, completed_steps=20, tier=Tier.DISK, machine="m2"),  # this earlier choice failed
+        StateCopies.one(rank=4, completed_steps=15, tier=Tier.BACKUP, machine="m1"),
+        StateCopies.one(rank=5, completed_steps=15, tier=Tier.DISK, machine="m1"),
     ]
     assert restored_from(moved, 8, 15) == {"own memory": 6, "backup": 1, "disk": 1}
 

@@ -55,7 +55,7 @@ from everstep.model.pool import GiveBack, Leased, LeaseRequest, Replaced
 from everstep.model.recovery_policy import RecoveryPolicy
 from everstep.model.replay import GroupRun
 from everstep.model.slow import SlowRound
-from everstep.model.state_copy import Restored, StateCopy
+from everstep.model.state_copy import Restored, StateCopies
 from tests.activities.performing import tools
 from tests.rank_ends import exited
 from tests.workflows import answers, histories
@@ -75,9 +75,9 @@ def exits(step: int, *, signal: int = 9, rank: int = 1) -> list[RankExit]:
     ]
 
 
-def held(step: int) -> list[StateCopy]:
+def held(step: int) -> list[StateCopies]:
     """Return the copies of a step that both ranks hold."""
-    return [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
+    return [StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=step) for rank in (0, 1)]
 
 
 @dataclass
@@ -199,7 +199,7 @@ class ScriptedCluster:
     async def restore(self, given: RestoreCheckpoints) -> Restored:
         self.runs.add(given.job.run)
         self.calls.append(
-            "restore " + ", ".join(f"{one.rank} from {one.tier} on {one.machine}" for one in given.copies)
+            "restore " + ", ".join(f"{one.ranks.first} from {one.tier} on {one.machine}" for one in given.copies)
         )
         answer = self.restored(given)
         return await answer if isinstance(answer, Awaitable) else answer
@@ -229,14 +229,13 @@ class ScriptedCluster:
         return await answer if isinstance(answer, Awaitable) else answer
 
     @activity.defn(name=AwaitMachines.name)
-    async def await_machines(self, given: AwaitMachines) -> list[str]:
+    async def await_machines(self, given: AwaitMachines) -> None:
         names = [machine.name for machine in given.machines]
         self.calls.append(f"await {', '.join(names)}")
         if given.patience_s <= self.silent_s and not self.back.is_set():
-            return names
+            raise ApplicationError("they stay silent", non_retryable=True)
         async with heartbeating():
             await self.back.wait()
-        return []
 
     @activity.defn(name=ReleaseMachines.name)
     async def release(self, given: ReleaseMachines) -> int:
@@ -305,12 +304,11 @@ class ScriptedCluster:
         return self.replaced[given.id]
 
     @activity.defn(name=AwaitStandbys.name)
-    async def await_standbys(self, given: AwaitStandbys) -> int:
+    async def await_standbys(self, given: AwaitStandbys) -> None:
         self.calls.append(f"await {given.count} to spare")
         async with heartbeating():
             while len(self.standbys) < given.count:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
-        return len(self.standbys)
 
     @activity.defn(name=WriteConclusion.name)
     async def decide(self, given: WriteConclusion) -> None:

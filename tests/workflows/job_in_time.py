@@ -20,7 +20,7 @@ from everstep.model.ladder import Rung
 from everstep.model.launch import Confirmation, Showing
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 from workflows.learned import learn
 
@@ -177,7 +177,7 @@ class JobInTime:
     def _evidence(self) -> Evidence:
         exits = [RankExit(rank=rank, machine=f"m{rank}", signal=9, completed_steps=self.step) for rank in range(4)]
         held = [
-            StateCopy(rank=rank, machine=f"m{rank}", completed_steps=self.step, generation=self._state.generation)
+            StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=self.step, generation=self._state.generation)
             for rank in range(4)
         ]
         return Evidence(generation=self._state.generation, exits=exits, held=held)

@@ -10,22 +10,22 @@ from activities.agents.restore_checkpoints import RestoreCheckpoints
 from activities.ledger.records import NumbersUsed
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from tests.workflows.conftest import MACHINES, anomaly
 from workflows.job import JobWorkflow
 
 FOLDER = "/disk/other/step-000000120"
 
 
-def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1)) -> list[StateCopy]:
+def on_disks(*steps: int, tier: Tier = Tier.DISK, ranks: tuple[int, ...] = (0, 1)) -> list[StateCopies]:
     return [
-        StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier, generation=3)
+        StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=step, tier=tier, generation=3)
         for rank in ranks
         for step in steps
     ]
 
 
-def found(*held: StateCopy, **more: Any) -> Any:
+def found(*held: StateCopies, **more: Any) -> Any:
     def answer(given: FindCheckpoints) -> Evidence:
         return Evidence(generation=0, held=list(held), **more)
 
@@ -52,7 +52,7 @@ async def test_a_job_continues_from_the_requested_step(jobs: Any) -> None:
 async def test_a_job_names_its_run_in_every_command_and_uses_copies_of_its_origin(jobs: Any) -> None:
     """The first generation fails at once. The job then restores its step from copies of both runs."""
     earlier = [one.model_copy(update={"run": "20261121-1"}) for one in on_disks(100, 120)]
-    memory = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
+    memory = [StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=120, run="20261121-1") for rank in (0, 1)]
     jobs.cluster.found = found(*earlier, *memory)
     handle = await jobs.start({"resume_from": 120})
     state = await jobs.until(handle, lambda state: state.status == "running")
@@ -62,7 +62,7 @@ async def test_a_job_names_its_run_in_every_command_and_uses_copies_of_its_origi
     assert state.origin_runs == ["20261121-1"]
     assert state.run > "20261121-1"
 
-    own = [StateCopy(rank=0, machine="m0", completed_steps=120, run=state.run)]
+    own = [StateCopies.one(rank=0, machine="m0", completed_steps=120, run=state.run)]
     strange = [one.model_copy(update={"run": "20261120-0", "completed_steps": 130}) for one in earlier]
     jobs.cluster.evidence = lambda given: Evidence(
         generation=given.generation,
@@ -121,8 +121,8 @@ async def test_a_missing_step_ends_the_job_with_a_list_of_existing_steps(jobs: A
 
 async def test_another_copy_of_the_step_is_used_if_one_is_damaged(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
-        bad = [one for one in given.copies if one.rank == 1 and one.tier is Tier.DISK]
-        failed = [StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in bad]
+        bad = [one for one in given.copies if one.ranks.first == 1 and one.tier is Tier.DISK]
+        failed = [one.changed(valid=False, reason="cut off") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.found = found(*on_disks(120), *on_disks(120, tier=Tier.REMOTE))
@@ -139,7 +139,7 @@ async def test_another_copy_of_the_step_is_used_if_one_is_damaged(jobs: Any) -> 
 
 async def test_a_job_whose_only_copy_is_damaged_is_not_started_from_another_step(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
-        return Restored(failed=[StateCopy(**one.model_dump(), valid=False, reason="cut off") for one in given.copies])
+        return Restored(failed=[one.changed(valid=False, reason="cut off") for one in given.copies])
 
     jobs.cluster.found = found(*on_disks(100, 120))
     jobs.cluster.restored = damaged

@@ -17,6 +17,7 @@ from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import NOT_YET
 from everstep.model.launch import Confirmation, Showing
+from everstep.model.ranks import Ranks
 from everstep.model.stage import NOT_CONFIRMED
 from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
@@ -237,7 +238,7 @@ async def test_a_fault_before_any_step_parks_though_the_ranks_lived_for_a_while_
 
 async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_later_restarts(jobs: Any) -> None:
     def shown(given: ConfirmSteps) -> Confirmation:
-        return stepped(given).model_copy(update={"showing": Showing(kind="calls", silent=[1])})
+        return stepped(given).model_copy(update={"showing": Showing(kind="calls", silent=Ranks.of([1]))})
 
     jobs.cluster.confirmation = shown
     jobs.cluster.evidence = lambda given: Evidence(generation=given.generation, emptied=["m1"])
@@ -248,5 +249,5 @@ async def test_what_the_script_showed_and_how_long_its_start_took_is_known_to_la
     await jobs.until_runs(handle, 2)
 
     restart = jobs.cluster.confirms[-1]
-    assert restart.showing == Showing(kind="calls", silent=[1])
+    assert restart.showing == Showing(kind="calls", silent=Ranks.of([1]))
     assert restart.timeout_s == pytest.approx(1000 * state.first_step_s)

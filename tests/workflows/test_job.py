@@ -21,7 +21,7 @@ from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job_state import incident_workflow_id
 from everstep.model.launch import Confirmation
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 from tests.workflows.asking import asked
 from tests.workflows.conftest import exits, held
 from workflows.incident.workflow import IncidentWorkflow
@@ -89,8 +89,8 @@ async def test_a_crash_is_one_incident_and_one_restart(jobs: Any) -> None:
 async def test_a_fault_of_a_generation_that_an_incident_launched_is_not_lost(jobs: Any) -> None:
     """The generation that an incident launched may fail before the job knows that the incident is over."""
     handle = await jobs.running()
-    await handle.execute_update(JobWorkflow.report, anomaly(2))
     await handle.execute_update(JobWorkflow.report, anomaly(1))
+    await handle.execute_update(JobWorkflow.report, anomaly(2))
 
     state = await jobs.until(handle, lambda state: state.generation == 3 and state.status == "running")
 
@@ -171,7 +171,7 @@ async def test_a_silent_machine_parks_and_the_job_goes_on_when_it_is_back(jobs: 
         return Evidence(
             generation=given.generation,
             exits=[RankExit(rank=1, machine="m1", signal=9, time_ns=1, completed_steps=7)],
-            held=[StateCopy(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
+            held=[StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=7) for rank in (0, 1)],
             unreachable=list(silent),
         )
 

@@ -14,7 +14,7 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import IncidentReport, Symptom
 from everstep.model.job_state import incident_workflow_id
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from everstep.model.version import VersionStatus
 from tests.rank_ends import exited
 from tests.workflows.conftest import anomaly
@@ -31,8 +31,10 @@ VICTIM = exited(
 )
 
 
-def copy(rank: int, step: int, tier: Tier, machine: str, **more: Any) -> StateCopy:
-    return StateCopy(rank=rank, machine=machine, completed_steps=step, tier=tier, generation=1, bytes=6_150_000, **more)
+def copy(rank: int, step: int, tier: Tier, machine: str, **more: Any) -> StateCopies:
+    return StateCopies.one(
+        rank=rank, machine=machine, completed_steps=step, tier=tier, generation=1, bytes=6_150_000, **more
+    )
 
 
 COPIES = [
@@ -80,7 +82,7 @@ async def test_copies_of_a_lost_machine_are_restored_from_backups(jobs: Any) -> 
 async def test_a_damaged_copy_is_replaced_by_another_copy(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
         bad = [one for one in given.copies if one.tier is Tier.BACKUP]
-        failed = [StateCopy(**one.model_dump(), valid=False, reason="the checksum does not hold") for one in bad]
+        failed = [one.changed(valid=False, reason="the checksum does not hold") for one in bad]
         return Restored(moved=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.restored = damaged
@@ -105,7 +107,7 @@ async def test_a_job_does_not_start_over_while_good_copies_are_out_of_reach(jobs
     reached = False
 
     def no_room(given: RestoreCheckpoints) -> Restored:
-        stuck = [StateCopy(**one.model_dump(), valid=False, reason="no room on m1") for one in given.copies]
+        stuck = [one.changed(valid=False, reason="no room on m1") for one in given.copies]
         return Restored(moved=given.copies) if reached else Restored(unreached=stuck)
 
     jobs.cluster.restored = no_room
@@ -203,7 +205,7 @@ async def test_a_worker_that_dies_during_a_restore_is_replaced_by_another(jobs: 
     async def dies_once(given: RestoreCheckpoints) -> Restored:
         nonlocal attempts
         attempts += 1
-        new = {one.rank for one in given.copies} - brought
+        new = {one.ranks.first for one in given.copies} - brought
         brought.update(new)
         if attempts == 1:
             raise RuntimeError("the worker is gone")
@@ -303,8 +305,8 @@ async def test_large_slots_are_verified_only_when_they_are_chosen(jobs: Any) -> 
 
 async def test_a_damaged_large_slot_leads_to_another_choice_before_ranks_start(jobs: Any) -> None:
     def damaged(given: RestoreCheckpoints) -> Restored:
-        bad = [one for one in given.copies if (one.rank, one.completed_steps) == (1, 20)]
-        failed = [StateCopy(**one.model_dump(), valid=False, reason="its contents do not match") for one in bad]
+        bad = [one for one in given.copies if (one.ranks.first, one.completed_steps) == (1, 20)]
+        failed = [one.changed(valid=False, reason="its contents do not match") for one in bad]
         return Restored(verified=[one for one in given.copies if one not in bad], failed=failed)
 
     jobs.cluster.restored = damaged

@@ -15,7 +15,7 @@ from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence, RankExit, Unlisted
 from everstep.model.incident import IncidentReport
 from everstep.model.job_state import incident_workflow_id
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, Tier
 from tests.workflows.conftest import anomaly
 from tests.workflows.test_restore import after_stop, copy
 from workflows.incident.workflow import IncidentWorkflow
@@ -172,7 +172,7 @@ async def test_copies_that_cannot_be_brought_are_tried_again_before_anything_old
     def stuck_twice(given: RestoreCheckpoints) -> Restored:
         nonlocal tries
         tries += 1
-        stuck = [StateCopy(**one.model_dump(), valid=False, reason="the data port is shut") for one in given.copies]
+        stuck = [one.changed(valid=False, reason="the data port is shut") for one in given.copies]
         return Restored(unreached=stuck) if tries <= 2 else Restored(moved=given.copies)
 
     jobs.cluster.restored = stuck_twice

@@ -7,16 +7,18 @@ from everstep.model.evidence import Evidence
 from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.stage import StageRecord
-from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from workflows import web_ui
 
 
-def copy(rank: int, tier: Tier, machine: str) -> CopyToRestore:
-    return CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine=machine)
+def copy(rank: int, tier: Tier, machine: str) -> StateCopies:
+    return StateCopies.one(rank=rank, completed_steps=20, tier=tier, machine=machine)
 
 
-def held(rank: int, step: int, reason: str = "") -> StateCopy:
-    return StateCopy(rank=rank, machine="m1", completed_steps=step, tier=Tier.BACKUP, valid=not reason, reason=reason)
+def held(rank: int, step: int, reason: str = "") -> StateCopies:
+    return StateCopies.one(
+        rank=rank, machine="m1", completed_steps=step, tier=Tier.BACKUP, valid=not reason, reason=reason
+    )
 
 
 def plain(text: str) -> str:

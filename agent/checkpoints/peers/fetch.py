@@ -16,7 +16,7 @@ from agent.checkpoints.peers.wire import Wire
 from everstep.errors import AgentError, AgentUnreachable, CorruptCheckpoint, WireError
 from everstep.slots.checksum import PayloadChecksum
 from everstep.slots.file import SlotFile
-from everstep.slots.format import SlotHeader, same_save
+from everstep.slots.format import ANY_SAVE, SlotHeader, same_save
 from everstep.slots.reader import SlotReader
 
 ATTEMPTS = 3
@@ -34,7 +34,7 @@ def fetch_slot(
     file: Literal["own", "backup"],
     into: SlotFile,
     *,
-    saved_ns: int = 0,
+    saved: range = ANY_SAVE,
     connections: int = 1,
 ) -> int:
     """Copy a slot from another agent into a file of this machine, and verify it; a broken transfer is resumed.
@@ -46,7 +46,7 @@ def fetch_slot(
         file: Kind of the file at the other agent: its rank's own file, or a backup.
         into: File of this machine for the states of that rank. Until the copy is verified, only its least needed slot
             is changed.
-        saved_ns: Time of the save, nanoseconds; 0: any save of the step is accepted.
+        saved: The times of the save, nanoseconds; empty: any save of the step is accepted.
         connections: The most connections over which the slot is fetched at once.
 
     Returns:
@@ -57,7 +57,7 @@ def fetch_slot(
         AgentUnreachable: the agent or the network does not answer.
         CheckpointError: there is no room on this machine.
     """
-    fetch = _Fetch(into, saved_ns)
+    fetch = _Fetch(into, saved)
     failures = 0
     while True:
         before = fetch.done
@@ -86,9 +86,9 @@ def fetch_slot(
 class _Fetch:
     """The fetch of a slot, over one attempt or several."""
 
-    def __init__(self, into: SlotFile, saved_ns: int) -> None:
+    def __init__(self, into: SlotFile, saved: range) -> None:
         self._into = into
-        self._saved_ns = saved_ns
+        self._saved = saved
         self._incoming: Incoming | None = None
         self._ahead: Prefault | None = None
 
@@ -100,7 +100,7 @@ class _Fetch:
     def begin(self, wire: Wire, request: Request) -> int:
         """Begin, or continue after a cut; ``request`` asks for the header only. Returns the bytes of the payload."""
         header = ask(wire, request)
-        check_save(header, self._saved_ns, f"the {request.file} slot of rank {request.rank} elsewhere")
+        check_save(header, self._saved, f"the {request.file} slot of rank {request.rank} elsewhere")
         if self._incoming is None or header != self._incoming.header:
             if self.done:
                 self.give_up()
@@ -160,11 +160,11 @@ class _Fetch:
         self._incoming = None
 
 
-def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> int:
+def copy_slot(path: Path, step: int, into: SlotFile, *, saved: range = ANY_SAVE) -> int:
     """Copy a slot from another file of this machine, and verify it; returns the bytes of its payload.
 
     Raises:
-        CorruptCheckpoint: the copy is damaged or missing, or was not saved at ``saved_ns``.
+        CorruptCheckpoint: the copy is damaged or missing, or was not saved at one of these times.
         CheckpointError: there is no room on this machine.
     """
     try:
@@ -175,7 +175,7 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         header = reader.header(step)
         if header is None:
             raise CorruptCheckpoint(f"{path} does not hold step {step}")
-        check_save(header, saved_ns, str(path))
+        check_save(header, saved, str(path))
         view, done, checksum = into.receive(header, allocate=False), 0, PayloadChecksum()
         with view, contextlib.closing(Prefault(into, header.payload_bytes)) as ahead:
             while room := view[done : done + PIECE]:
@@ -189,16 +189,16 @@ def copy_slot(path: Path, step: int, into: SlotFile, *, saved_ns: int = 0) -> in
         return done
 
 
-def check_save(header: SlotHeader, saved_ns: int, where: str) -> None:
+def check_save(header: SlotHeader, saved: range, where: str) -> None:
     """Refuse a copy that is not the chosen save of its step.
 
     Raises:
-        CorruptCheckpoint: the copy was not saved at ``saved_ns``.
+        CorruptCheckpoint: the copy was not saved at one of the times.
     """
-    if not same_save(header, saved_ns):
+    if not same_save(header, saved):
         raise CorruptCheckpoint(
             f"{where} holds another save of step {header.completed_steps} than the one that was chosen: "
-            f"generation {header.generation}'s, of {header.saved_ns} ns and not {saved_ns} ns"
+            f"generation {header.generation}'s, of {header.saved_ns} ns and not {saved.start} to {saved.stop - 1} ns"
         )
 
 

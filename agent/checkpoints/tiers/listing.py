@@ -69,7 +69,7 @@ def unlisted(url: str, error: Exception) -> pb.HeldCheckpoint:
     """Return an entry that says that remote storage could not be listed. It has the form of an invalid copy, and is
     equal on every machine.
 
-    ``StateCopy.unlisted`` detects such an entry.
+    ``StateCopies.unlisted`` detects such an entry.
     """
     reason = f"{url} cannot be listed: {error or type(error).__name__}"
     return pb.HeldCheckpoint(rank=0, completed_steps=-1, reason=reason, tier=pb.HeldCheckpoint.REMOTE, place=url)

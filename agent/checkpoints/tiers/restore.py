@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from agent.checkpoints.options import FetchRange, Place
+from agent.checkpoints.options import FetchRange, Place, saves_of
 from agent.checkpoints.peers.fetch import check_save
 from agent.checkpoints.tiers.listing import roots_of
 from agent.checkpoints.tiers.remote_folder import RemoteFolder
@@ -58,7 +58,7 @@ def restore_shard(
             raise CorruptCheckpoint(
                 f"the copy of rank {rank} at step {step} holds the state after step {manifest.step}"
             )
-        check_save(manifest.slot_header(), shard.saved_ns, f"the file of rank {rank} on {shard.machine}")
+        check_save(manifest.slot_header(), saves_of(shard), f"the file of rank {rank} on {shard.machine}")
         file = SlotFile(own_slots(place.shm, rank), slots=options.slots or 2, owner=place.owner(rank))
         with contextlib.closing(file) as slots:
             restore(manifest, read, slots, fill=fill, newest_generation=fenced)
@@ -73,7 +73,7 @@ def _folder_of(folders: list[Path], shard: pb.ShardSource) -> Path:
     there = [folder for folder in folders if (folder / manifest_name(shard.rank)).exists()]
     for folder in there:
         with contextlib.suppress(CheckpointError):
-            if shard.saved_ns in {0, read_summary(folder, shard.rank).saved_ns}:
+            if not (saves := saves_of(shard)) or read_summary(folder, shard.rank).saved_ns in saves:
                 return folder
     return [*there, *folders][0]
 

@@ -25,15 +25,23 @@ def is_victim(end: RankExit) -> bool:
     return end.classification is not None and end.classification.consequence
 
 
-def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
-    """Return the end that explains the other ends; None if no rank ended by itself.
+def is_own(end: RankExit) -> bool:
+    """Return whether a rank ended by itself, and something is known about its end."""
+    return not end.stopped_by_us and (end.code is not None or bool(end.signal) or bool(end.time_ns))
+
+
+def by_first_failure(end: RankExit) -> tuple[bool, bool, int, int]:
+    """Return the key that sorts ends of ranks by how well they explain the other ends.
 
     An end with code 0 explains victims, but not a rank that failed by itself.
     """
-    own = [end for end in ends if not end.stopped_by_us and (end.code is not None or end.signal or end.time_ns)]
-    no_victims = [end for end in own if not is_victim(end)]
-    candidates = [end for end in no_victims if end.code != 0] or no_victims or own
-    return min(candidates, key=lambda end: (end.time_ns, end.rank), default=None)
+    victim = is_victim(end)
+    return victim, not victim and end.code == 0, end.time_ns, end.rank
+
+
+def first_failure(ends: Iterable[RankExit]) -> RankExit | None:
+    """Return the end that explains the other ends; None if no rank ended by itself."""
+    return min(filter(is_own, ends), key=by_first_failure, default=None)
 
 
 def cause_of(end: RankExit) -> str:

@@ -43,4 +43,4 @@ def is_everywhere(evidence: Evidence, world_size: int) -> bool:
     """Return whether every rank ended by itself with a fault of the same class."""
     own = [end for end in evidence.exits if not end.stopped_by_us and end.classification is not None]
     reasons = {end.classification.reason for end in own if end.classification is not None}
-    return len(reasons) == 1 and len({end.rank for end in own}) == world_size
+    return len(reasons) == 1 and sum(len(end.ranks) for end in own) == world_size

@@ -7,27 +7,31 @@ their end. If many machines report a fault at the same time, e.g. since a switch
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from everstep.decisions.blame.alerts import is_alert
+from everstep.decisions.blame.shared_fault import is_shared
 from everstep.decisions.detect.job_facts import FindingSeen, JobFacts, Rule
 from everstep.model.finding import Finding, FindingSource, Health, MachineFinding, Remedy
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.pool import OperatorMove
 
-FINDINGS_KEPT = 1000
-"""The largest number of pending findings of a job; further findings would show nothing new."""
+FINDINGS_KEPT = 100
+"""The largest number of pending findings of a machine; further findings would show nothing new."""
 WAIT_S = 1.0
 """If a fault ends a rank, it does so within this time, seconds. Then the incident about the end has the fault too."""
 GATHER_S = 10.0
 """Faults of the same reason on several machines are gathered for this long, seconds, and reported together."""
 LATELY_S = 60.0
 """Faults within this time, seconds, after a fault of the same reason was reported are gathered too."""
-FINDINGS_LISTED = 64
-"""The number of findings of one anomaly that are listed; the rest is counted."""
+FINDINGS_WHOLE = 64
+"""The number of findings of one anomaly that have evidence. The others have none, and are left out if most machines
+share the fault, since such a fault evicts no machine."""
+OF_A_MACHINE = 4
+"""The number of findings about one machine that are listed beside them."""
 EVIDENCE_OF_OTHERS = 1
-"""The number of lines of evidence that each finding after the first keeps."""
+"""The number of lines of evidence that each of them after the first keeps."""
 
 
 class PendingFaults:
@@ -86,7 +90,7 @@ class PendingFaults:
 
     def _keep(self, seen: FindingSeen) -> None:
         known = self._seen[seen.machine]
-        if seen.finding.key in known or sum(map(len, self._seen.values())) < FINDINGS_KEPT:
+        if seen.finding.key in known or len(known) < FINDINGS_KEPT:
             known[seen.finding.key] = seen
 
 
@@ -119,7 +123,12 @@ def find_machine_fault(facts: JobFacts) -> Anomaly | None:
         return None
     findings = [MachineFinding(machine=seen.machine, finding=seen.finding) for seen in group]
     machines = sorted({seen.machine for seen in group})
-    listed = [findings[0], *(_shortened(other) for other in findings[1:FINDINGS_LISTED])]
+    others = findings[FINDINGS_WHOLE:] if not is_shared(len(machines), facts.spec.machines) else []
+    listed = [
+        findings[0],
+        *(_shortened(other, EVIDENCE_OF_OTHERS) for other in findings[1:FINDINGS_WHOLE]),
+        *(_shortened(other, 0) for other in _few_of_each(others)),
+    ]
     return Anomaly(
         id=_id(group),
         generation=facts.generation,
@@ -129,6 +138,7 @@ def find_machine_fault(facts: JobFacts) -> Anomaly | None:
         seen_ns=min(seen.finding.since_ns for seen in group),
         findings=listed,
         more_findings=len(findings) - len(listed),
+        alike={findings[0].finding.reason: len(machines)},
     )
 
 
@@ -165,8 +175,19 @@ def _headline(first: MachineFinding, findings: int, machines: int) -> str:
     return f"{first.headline}, and {more}" + (f", on {machines} machines together" if machines > 1 else "")
 
 
-def _shortened(about: MachineFinding) -> MachineFinding:
-    finding = about.finding.model_copy(update={"evidence": about.finding.evidence[:EVIDENCE_OF_OTHERS]})
+def _few_of_each(findings: Iterable[MachineFinding]) -> Iterator[MachineFinding]:
+    """Return the first findings of each machine."""
+    seen: Counter[str] = Counter()
+    for about in findings:
+        seen[about.machine] += 1
+        if seen[about.machine] <= OF_A_MACHINE:
+            yield about
+
+
+def _shortened(about: MachineFinding, lines: int) -> MachineFinding:
+    """Return a finding with some lines of its evidence; without any, it has no text either."""
+    fewer = {"evidence": about.finding.evidence[:lines]} | ({} if lines else {"text": ""})
+    finding = about.finding.model_copy(update=fewer)
     return about.model_copy(update={"finding": finding})
 
 

@@ -9,34 +9,33 @@ from dataclasses import dataclass
 from everstep.base.text import listed
 from everstep.errors import CheckpointError
 from everstep.model.machine import Assignment
-from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
+from everstep.model.places import Places
+from everstep.model.ranks import NO_RANKS, Ranks, members, span_text, text_of
+from everstep.model.state_copy import StateCopies, Tier, count_of
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
 
 
-def readers(
-    copies: Iterable[CopyToRestore], digests: Mapping[int, str], topology: Topology, *, disk_shared: bool = False
-) -> dict[int, int]:
+def readers(copies: Iterable[StateCopies], topology: Topology, *, disk_shared: bool = False) -> dict[int, int]:
     """Return rank → the rank that reads the same tensors for it from shared storage.
 
     Ranks of a data-parallel group have equal tensors. So one rank of the group reads them from storage that all
-    machines share, and the other ranks get the tensors from that rank (MegaScale). Tensors with equal digests are
-    equal. A rank without a digest reads for itself. The result leaves out ranks that read for themselves.
+    machines share, and the other ranks get the tensors from that rank (MegaScale). A rank whose tensors are not known
+    to be equal reads for itself. The result leaves out ranks that read for themselves.
 
     Args:
         copies: The copies to restore.
-        digests: Rank → digest of its copy's tensors.
         topology: The topology of the job.
         disk_shared: All machines share the folder of disk checkpoints; False: each machine reads its own disk.
     """
     shared = {Tier.REMOTE, Tier.DISK} if disk_shared else {Tier.REMOTE}
-    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for copy in copies:
-        digest = digests.get(copy.rank, "")
-        if copy.tier in shared and digest:
-            first = topology.first_along(copy.rank, topology.data_axes)
-            alike[first, copy.tier, copy.completed_steps, digest].append(copy.rank)
-    return {rank: first for ranks in alike.values() for first in [min(ranks)] for rank in ranks if rank != first}
+    found: dict[int, int] = {}
+    for entry in copies:
+        alike: dict[int, list[int]] = defaultdict(list)
+        for rank in entry.ranks & entry.alike if entry.tier in shared else ():
+            alike[topology.first_along(rank, topology.data_axes)].append(rank)
+        found |= {rank: ranks[0] for ranks in alike.values() for rank in ranks[1:]}
+    return found
 
 
 NOTHING_HELD = -1
@@ -54,9 +53,9 @@ class Restore:
     step: int
     """The completed steps of the state to restore; 0: from the beginning; -1: no rank has a checkpoint."""
     reason: str
-    copies: tuple[CopyToRestore, ...] = ()
-    """The copies that have to be brought to their ranks' machines first, in order of ranks."""
-    unverified: tuple[CopyToRestore, ...] = ()
+    copies: tuple[StateCopies, ...] = ()
+    """The copies that have to be brought to their ranks' machines first."""
+    unverified: tuple[StateCopies, ...] = ()
     """Own slots that are already on the right machine, and whose contents were not compared with their checksums yet.
     They are verified before the launch, since ranks that resume overwrite other copies that could be chosen instead."""
     largest: int = 0
@@ -72,8 +71,23 @@ class Restore:
         return f"from step {self.step}" if self.step >= 0 else "from the script's own checkpoint"
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenCopies:
+    """The copies of one step that a restore would use: at most one copy of each rank."""
+
+    in_place: tuple[StateCopies, ...]
+    """Copies in the ranks' own slots on the machines that will run them."""
+    elsewhere: tuple[StateCopies, ...]
+    """All other copies, the nearest first."""
+
+    @property
+    def all(self) -> tuple[StateCopies, ...]:
+        """All copies."""
+        return *self.in_place, *self.elsewhere
+
+
 def choose_restore(
-    held: Iterable[StateCopy],
+    held: Iterable[StateCopies],
     assignment: Assignment[str],
     *,
     held_before: bool = False,
@@ -94,7 +108,8 @@ def choose_restore(
         CheckpointError: Not every rank can restore step ``at``; the message names the steps that exist.
     """
     everything = sorted(held, key=_order)
-    copies = nearest(everything, assignment)
+    by_step = copies_by_step(everything, assignment)
+    copies = {step: union(entries) for step, entries in by_step.items()}
     world_size = assignment.topology.world_size
     common = [step for step, ranks in copies.items() if len(ranks) == world_size]
     note = _damaged(everything)
@@ -107,15 +122,13 @@ def choose_restore(
         common = [at]
     if common:
         step = max(common)
-        chosen = copies[step]
+        chosen = nearest(by_step[step], assignment)
         wanted = "was requested, and" if at is not None else "is the latest step that"
-        reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen, assignment)}"
+        reason = f"step {step} {wanted} all {world_size} ranks can restore: {_sources(chosen)}"
         if at is None:
-            reason += _cost(step, copies, chosen, world_size)
-        in_order = [copy for _, copy in sorted(chosen.items())]
-        move = tuple(copy_of(copy) for copy in in_order if not _in_place(copy, assignment))
-        check = tuple(copy_of(copy) for copy in in_order if not copy.verified and _in_place(copy, assignment))
-        return Restore(step, reason + note, move, check, max(copy.bytes for copy in in_order))
+            reason += _cost(step, by_step, chosen, world_size)
+        check = tuple(entry for entry in chosen.in_place if not entry.verified)
+        return Restore(step, reason + note, chosen.elsewhere, check, max(entry.bytes for entry in chosen.all))
     if not everything and held_before:
         return Restore(0, "the checkpoints that the job had are lost")
     if not everything:
@@ -123,127 +136,178 @@ def choose_restore(
     best = max(copies, key=lambda step: (len(copies[step]), step), default=None)
     if best is None:
         return Restore(0, f"no valid checkpoint{note}")
-    missing = sorted(set(range(world_size)) - copies[best].keys())
-    return Restore(0, f"no step has a copy of every rank: step {best} lacks rank {listed(missing)}{note}")
+    missing = all_ranks(assignment) - copies[best]
+    return Restore(0, f"no step has a copy of every rank: step {best} lacks rank {_named(missing)}{note}")
 
 
-def nearest(held: Iterable[StateCopy], assignment: Assignment[str]) -> dict[int, dict[int, StateCopy]]:
-    """Return step → rank → the valid copy that a restore would use; arguments as for :func:`choose_restore`.
+def all_ranks(assignment: Assignment[str]) -> Ranks:
+    """Return all ranks of a job."""
+    return Ranks.of_spans([(0, assignment.topology.world_size - 1)])
+
+
+def union(entries: Iterable[StateCopies]) -> Ranks:
+    """Return the ranks that have any of the copies."""
+    found = NO_RANKS
+    for entry in entries:
+        found |= entry.ranks
+    return found
+
+
+def copies_by_step(held: Iterable[StateCopies], assignment: Assignment[str]) -> dict[int, list[StateCopies]]:
+    """Return step → the valid copies of the job's ranks that a restore may use; arguments as for
+    :func:`choose_restore`.
+
+    All copies of a step are of one run: the run that has the step for most ranks, and among equal runs the latest.
+    """
+    by_run: dict[int, dict[str, list[StateCopies]]] = defaultdict(lambda: defaultdict(list))
+    ranks = all_ranks(assignment)
+    for entry in held:
+        if entry.valid and entry.tier.known and entry.completed_steps >= 1 and (ours := entry.among(ranks)).ranks:
+            by_run[entry.completed_steps][entry.run].append(ours)
+    return {step: max(runs.items(), key=lambda run: (len(union(run[1])), run[0]))[1] for step, runs in by_run.items()}
+
+
+def nearest(entries: Iterable[StateCopies], assignment: Assignment[str]) -> ChosenCopies:
+    """Return the copies of one step that a restore uses.
 
     The order of preference is the rank's own memory on its machine, other memory, disk, remote storage. Among copies of
-    equal preference, the copy on the rank's machine is used. All copies of a step are of one run: the run that has the
-    step for most ranks, and among equal runs the latest.
+    equal preference, the copy on the rank's machine is used.
     """
-    by_step: dict[int, dict[str, dict[int, StateCopy]]] = defaultdict(lambda: defaultdict(dict))
-    world_size = assignment.topology.world_size
-    for copy in held:
-        usable = copy.valid and copy.tier.known
-        if not usable or not 0 <= copy.rank < world_size or copy.completed_steps < 1:
-            continue
-        ranks = by_step[copy.completed_steps][copy.run]
-        before = ranks.get(copy.rank)
-        if before is None or _preference(copy, assignment) < _preference(before, assignment):
-            ranks[copy.rank] = copy
-    return {step: max(runs.items(), key=lambda run: (len(run[1]), run[0]))[1] for step, runs in by_step.items()}
-
-
-def _order(copy: StateCopy) -> tuple[int, int, str, str, str]:
-    return copy.rank, copy.completed_steps, copy.tier, copy.machine, copy.reason
-
-
-def _preference(copy: StateCopy, assignment: Assignment[str]) -> tuple[int, bool, int, str]:
-    at_home = copy.machine == assignment.home(copy.rank)
-    tier = TIERS[copy.tier]
-    depth = 0 if copy.tier == Tier.OWN and at_home else 1 if copy.tier in MEMORY else tier
-    return depth, not at_home, tier, copy.machine
-
-
-def _in_place(copy: StateCopy, assignment: Assignment[str]) -> bool:
-    """Return whether a copy is in its rank's own slots on the machine that will run the rank."""
-    return copy.tier == Tier.OWN and copy.machine == assignment.home(copy.rank)
-
-
-def copy_of(held: StateCopy) -> CopyToRestore:
-    """Return the identity of a copy."""
-    return CopyToRestore(
-        rank=held.rank,
-        completed_steps=held.completed_steps,
-        tier=held.tier,
-        machine=held.machine,
-        saved_ns=held.saved_ns,
-    )
-
-
-def _sources(chosen: Mapping[int, StateCopy], assignment: Assignment[str]) -> str:
-    """Return the sources of the copies as text, e.g. ``4 from their own memory, 4 from backups (m0, m3)``."""
-    by_source: dict[tuple[Tier, bool], list[StateCopy]] = defaultdict(list)
-    for _, copy in sorted(chosen.items()):
-        by_source[copy.tier, _in_place(copy, assignment)].append(copy)
-    names = {
-        (Tier.OWN, True): "their own memory",
-        (Tier.OWN, False): "memory elsewhere",
-        (Tier.BACKUP, False): "backups",
-        (Tier.DISK, False): "disk",
-        (Tier.REMOTE, False): "remote storage",
-    }
     parts = []
-    for source, name in names.items():
-        if copies := by_source.get(source):
-            machines = sorted({copy.machine for copy in copies})
-            shown = "" if source[1] or source[0] == Tier.REMOTE else f" ({listed(machines)})"
-            count = f"all {len(copies)}" if len(copies) == len(chosen) > 1 else str(len(copies))
-            parts.append(f"{count} from {name}{shown}")
+    for entry in entries:
+        home = at_home(entry, assignment)
+        away = entry.at(entry.places - home.places)
+        parts += [(_preference(part, home=part is home), part) for part in (home, away) if part.places]
+    in_place: list[StateCopies] = []
+    elsewhere: list[StateCopies] = []
+    taken = NO_RANKS
+    for preference, part in sorted(parts, key=lambda each: each[0]):
+        if wanted := part.ranks - taken:
+            chosen = _one_of_each(part.among(wanted))
+            taken |= wanted
+            (in_place if preference == _IN_PLACE else elsewhere).append(chosen)
+    return ChosenCopies(tuple(in_place), tuple(elsewhere))
+
+
+def at_home(entry: StateCopies, assignment: Assignment[str]) -> StateCopies:
+    """Return the copies that are on the machines that run their ranks."""
+    size, home = assignment.topology.ranks_per_machine, dict[str, str]()
+    index_of = {machine: index for index, machine in enumerate(assignment.machines)}
+    for machine, spans in entry.places.each():
+        index = index_of.get(machine)
+        if index is None:
+            continue
+        first, last = index * size, (index + 1) * size - 1
+        if spans == [(first, last)]:
+            home[machine] = entry.places[machine]
+        elif both := [(max(a, first), min(b, last)) for a, b in spans if a <= last and b >= first]:
+            home[machine] = ",".join(span_text(a, b) for a, b in both)
+    places = Places(home)
+    return entry if places == entry.places else entry.at(places)
+
+
+def _one_of_each(entry: StateCopies) -> StateCopies:
+    """Return one copy of each rank, if several machines have the same: that of the machine whose name comes first."""
+    if count_of([entry]) == len(entry.ranks):
+        return entry
+    left = {*entry.ranks}
+    places: dict[str, str] = {}
+    for machine, text in sorted(entry.places.items()):
+        if own := members(text) & left:
+            places[machine] = text_of(own)
+            left -= own
+    return entry.at(Places(places))
+
+
+def _order(entry: StateCopies) -> tuple[int, int, str, str, str]:
+    return entry.ranks.first, entry.completed_steps, entry.tier, entry.places.first, entry.reason
+
+
+def _preference(entry: StateCopies, *, home: bool) -> tuple[int, bool, int]:
+    tier = TIERS[entry.tier]
+    depth = 0 if entry.tier == Tier.OWN and home else 1 if entry.tier in MEMORY else tier
+    return depth, not home, tier
+
+
+_IN_PLACE = (0, False, TIERS[Tier.OWN])
+
+
+def _sources(chosen: ChosenCopies) -> str:
+    """Return the sources of the copies as text, e.g. ``4 from their own memory, 4 from backups (m0, m3)``."""
+    names = {
+        Tier.OWN: "memory elsewhere",
+        Tier.BACKUP: "backups",
+        Tier.DISK: "disk",
+        Tier.REMOTE: "remote storage",
+    }
+    sources = [("their own memory", "", count_of(chosen.in_place))]
+    for tier, name in names.items():
+        entries = [entry for entry in chosen.elsewhere if entry.tier == tier]
+        machines = sorted({machine for entry in entries for machine in entry.places})
+        sources.append((name, "" if tier == Tier.REMOTE else f" ({listed(machines)})", count_of(entries)))
+    total = sum(count for *_, count in sources)
+    parts = []
+    for name, where, count in sources:
+        if count:
+            parts.append(f"{f'all {count}' if count == total > 1 else count} from {name}{where}")
     return ", ".join(parts)
 
 
-def _cost(
-    step: int, copies: Mapping[int, Mapping[int, StateCopy]], chosen: Mapping[int, StateCopy], world_size: int
-) -> str:
+def _cost(step: int, by_step: Mapping[int, Sequence[StateCopies]], chosen: ChosenCopies, world_size: int) -> str:
     """Return why memory is not enough, and how much older the step is than the newest copy; empty: memory is enough."""
-    if all(copy.tier in MEMORY for copy in chosen.values()):
+    if all(entry.tier in MEMORY for entry in chosen.all):
         return ""
-    newest = max(copies)
-    in_memory = {s: {rank for rank, copy in ranks.items() if copy.tier in MEMORY} for s, ranks in copies.items()}
-    lost_ranks = sorted(set(range(world_size)) - set().union(*in_memory.values()))
+    everyone, newest = Ranks.of_spans([(0, world_size - 1)]), max(by_step)
+    in_memory = {s: union(entry for entry in entries if entry.tier in MEMORY) for s, entries in by_step.items()}
+    lost_ranks = everyone
+    for ranks in in_memory.values():
+        lost_ranks -= ranks
     if len(lost_ranks) == world_size:
         why = "no rank's memory is left"
     elif lost_ranks:
-        ranks = "rank" if len(lost_ranks) == 1 else "ranks"
-        why = f"owner and peer of {ranks} {listed(lost_ranks)} were lost together"
+        noun = "rank" if len(lost_ranks) == 1 else "ranks"
+        why = f"owner and peer of {noun} {_named(lost_ranks)} were lost together"
     else:
         best = max(in_memory, key=lambda s: (len(in_memory[s]), s))
-        why = f"memory lacks rank {listed(sorted(set(range(world_size)) - in_memory[best]))} at step {best}"
+        why = f"memory lacks rank {_named(everyone - in_memory[best])} at step {best}"
     lost = newest - step
     older = f"{lost} step{'' if lost == 1 else 's'} older than the newest copy (step {newest})" if lost else "not older"
     return f"; {older}: {why}"
 
 
-def _not_restorable(
-    at: int, copies: Mapping[int, Mapping[int, StateCopy]], common: Sequence[int], world_size: int
-) -> str:
+def _named(ranks: Ranks) -> str:
+    return listed([*ranks])
+
+
+def _not_restorable(at: int, copies: Mapping[int, Ranks], common: Sequence[int], world_size: int) -> str:
     steps = listed(sorted(common, reverse=True))
     exist = f"there are steps {steps}" if common else "no step can be restored by all of them"
-    missing = sorted(set(range(world_size)) - copies.get(at, {}).keys())
-    some = f"rank {listed(missing)} lacks it" if len(missing) == 1 else f"ranks {listed(missing)} lack it"
+    missing = Ranks.of_spans([(0, world_size - 1)]) - copies.get(at, NO_RANKS)
+    some = f"rank {_named(missing)} lacks it" if len(missing) == 1 else f"ranks {_named(missing)} lack it"
     lacks = "no rank has it" if len(missing) == world_size else some
     return f"step {at} cannot be restored by all {world_size} ranks: {lacks}; {exist}"
 
 
-def _of_other_runs(at: int, everything: Sequence[StateCopy], copies: Mapping[int, Mapping[int, StateCopy]]) -> str:
+def _of_other_runs(at: int, everything: Sequence[StateCopies], copies: Mapping[int, Ranks]) -> str:
     """Describe the ranks that have a step only from another run of the job's name; empty: there are none."""
-    valid = {copy.rank: copy for copy in everything if copy.valid and copy.completed_steps == at}
-    others = [copy for rank, copy in sorted(valid.items()) if rank not in copies.get(at, {})]
-    if not others:
+    ours = copies.get(at, NO_RANKS)
+    named: dict[int, str] = {}
+    for entry in everything:
+        if entry.valid and entry.completed_steps == at:
+            others = entry.among(entry.ranks - ours)
+            for machine, text in others.places.items():
+                named |= dict.fromkeys(members(text), machine)
+    if not named:
         return ""
-    ranks = listed([f"rank {copy.rank} on {copy.machine}" for copy in others])
+    ranks = listed([f"rank {rank} on {machine}" for rank, machine in sorted(named.items())])
     return f"; {ranks} has it only of another run of that name"
 
 
-def _damaged(everything: Sequence[StateCopy]) -> str:
+def _damaged(everything: Sequence[StateCopies]) -> str:
     """Return a few damaged copies, and locations that could not be listed, as text."""
-    damaged = [copy for copy in everything if not copy.valid and copy.reason != NEVER_USED and not copy.unlisted]
+    damaged = [entry for entry in everything if not entry.valid and entry.reason != NEVER_USED and not entry.unlisted]
     texts = []
-    for copy in damaged[:3]:
-        tier = "" if copy.tier == Tier.OWN else f" ({copy.tier})"
-        texts.append(f"; rank {copy.rank} on {copy.machine}{tier}: {copy.reason}")
-    return "".join([*texts, *(f"; {copy.reason}" for copy in everything if copy.unlisted)][:4])
+    for entry in damaged[:3]:
+        tier = "" if entry.tier == Tier.OWN else f" ({entry.tier})"
+        texts.append(f"; rank {_named(entry.ranks)} on {listed([*entry.places])}{tier}: {entry.reason}")
+    return "".join([*texts, *(f"; {entry.reason}" for entry in everything if entry.unlisted)][:4])

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.decisions.keep.choose_restore import MEMORY
+from everstep.decisions.keep.choose_restore import MEMORY, at_home
 from everstep.model.evidence import Evidence
-from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
+from everstep.model.machine import Assignment
+from everstep.model.places import NOWHERE
+from everstep.model.state_copy import StateCopies, Tier
 
 FROM_NOTHING = -1
 """The step of a generation that restored no copy of everstep."""
@@ -51,34 +53,35 @@ def extended(lineage: Lineage, launches: Iterable[tuple[int, int]]) -> list[tupl
     return line
 
 
-def is_ours(copy: StateCopy, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
-    """Return whether a copy belongs to the line of the job.
+def is_ours(copies: StateCopies, lineage: Lineage, runs: Runs = UNKNOWN) -> bool:
+    """Return whether copies belong to the line of the job.
 
     A copy of an earlier run belongs to it if this run was started from that run, the copy is a file, and no generation
     began before its step. A copy of the own run, or without a run's id, belongs to it if every later generation began
     at its step or later. A copy of a generation that was never launched is of another run of the name, and belongs to
     the line only at the step from which this run was started. A copy without a generation always belongs to the line.
     """
-    if runs.own and copy.run not in {"", runs.own}:
-        led_here = all(copy.completed_steps <= step for _, step in lineage)
-        return copy.run in runs.origins and copy.tier not in MEMORY and led_here
-    if copy.generation == 0 or not lineage:
+    completed = copies.completed_steps
+    if runs.own and copies.run not in {"", runs.own}:
+        led_here = all(completed <= step for _, step in lineage)
+        return copies.run in runs.origins and copies.tier not in MEMORY and led_here
+    if copies.generation == 0 or not lineage:
         return True
-    if copy.generation > lineage[-1][0]:
+    if copies.generation > lineage[-1][0]:
         first, origin = lineage[0]
-        is_origin = first == 1 and 0 < origin == copy.completed_steps
+        is_origin = first == 1 and 0 < origin == completed
         return is_origin and all(origin <= step for _, step in lineage)
-    return all(copy.completed_steps <= step for generation, step in lineage if generation > copy.generation)
+    return all(completed <= step for generation, step in lineage if generation > copies.generation)
 
 
 def usable(
-    held: Iterable[StateCopy],
+    held: Iterable[StateCopies],
     lineage: Lineage,
-    bad: Iterable[StateCopy] = (),
+    bad: Sequence[StateCopies] = (),
     runs: Runs = UNKNOWN,
     *,
-    verified: Iterable[CopyToRestore] = (),
-) -> list[StateCopy]:
+    verified: Sequence[StateCopies] = (),
+) -> list[StateCopies]:
     """Return the copies of the job's line; copies that failed since they were listed are marked as not valid.
 
     All of them are marked as copies of the job's own run, since the step from which the run was started has the same
@@ -91,47 +94,51 @@ def usable(
         runs: The run of the job.
         verified: Copies whose contents were compared with their checksums since they were listed.
     """
-    verified_keys = {copy.key for copy in verified}
-    reasons = {copy.key: copy.reason for copy in bad}
-    belongs: dict[tuple[str, int, int, bool], bool] = {}
-    """A cache of ``is_ours``; its key is equal for all copies of a step of a generation."""
-    ours = []
-    for copy in held:
-        group = (copy.run, copy.generation, copy.completed_steps, copy.tier in MEMORY)
-        if group not in belongs:
-            belongs[group] = is_ours(copy, lineage, runs)
-        if belongs[group]:
-            key = copy.key
-            reason = reasons.get(key, reasons.get((*key[:-1], 0))) if reasons else None
-            own = {"run": runs.own} if runs.own and copy.run != runs.own else {}
-            failed = {} if reason is None else {"valid": False, "reason": reason}
-            compared = {"verified": True} if key in verified_keys else {}
-            changed = own | failed | compared
-            ours.append(copy.model_copy(update=changed) if changed else copy)
+    ours: list[StateCopies] = []
+    for copies in held:
+        if not is_ours(copies, lineage, runs):
+            continue
+        left = copies.changed(run=runs.own) if runs.own and copies.run != runs.own else copies
+        for failed in reversed(bad):
+            parted, left = split(left, failed)
+            if parted.places:
+                ours.append(parted.changed(valid=False, reason=failed.reason))
+        for compared in verified if left.valid and not left.verified else ():
+            parted, left = split(left, compared)
+            if parted.places:
+                ours.append(parted.changed(verified=True))
+        if left.places:
+            ours.append(left)
     return ours
+
+
+def split(copies: StateCopies, others: StateCopies) -> tuple[StateCopies, StateCopies]:
+    """Return those of the copies that are among others, and the rest of them."""
+    places = copies.places & others.places if copies.same_save(others) else NOWHERE
+    return copies.at(places), copies.at(copies.places - places) if places else copies
 
 
 CORRUPT = "CorruptCheckpoint"
 """The end of the name of the exception that a rank raises if the state that it restores is damaged."""
 
 
-def found_damaged(evidence: Evidence, resume_step: int) -> list[StateCopy]:
+def found_damaged(evidence: Evidence, resume_step: int, assignment: Assignment[str]) -> list[StateCopies]:
     """Return the own slots that are damaged, as the ranks that could not restore them reported when they ended.
 
     Args:
         evidence: The evidence of the stop of the generation that restored.
         resume_step: The step at which that generation began.
+        assignment: The machines, by name, that ran the ranks.
     """
-    exceptions = {
-        (end.rank, end.machine): end.exception
+    own = [
+        at_home(copies, assignment)
+        for copies in evidence.held
+        if copies.valid and copies.tier is Tier.OWN and copies.completed_steps == resume_step > 0
+    ]
+    return [
+        damaged.changed(valid=False, reason=f"its rank could not restore it: {end.exception}")
         for end in evidence.exits
         if not end.stopped_by_us and end.exception.split(":")[0].endswith(CORRUPT)
-    }
-    return [
-        copy.model_copy(
-            update={"valid": False, "reason": f"its rank could not restore it: {exceptions[copy.rank, copy.machine]}"}
-        )
-        for copy in evidence.held
-        if copy.valid and copy.tier is Tier.OWN and copy.completed_steps == resume_step > 0
-        if (copy.rank, copy.machine) in exceptions
+        for copies in own
+        if (damaged := copies.among(end.ranks)).places
     ]

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from everstep.decisions.keep.lineage import split
 from everstep.model.evidence import Evidence, Unlisted
-from everstep.model.state_copy import Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 
 def merged(evidence: Evidence, result: Evidence) -> Evidence:
     """Return the evidence with the result of a search. A location is known if the evidence or the search lists it."""
-    held = [copy for copy in evidence.held if not copy.unlisted]
-    known = {copy.key for copy in held}
-    new = [copy for copy in result.held if copy.key not in known]
+    held = [copies for copies in evidence.held if not copies.unlisted]
+    new = [left for copies in result.held if (left := _unknown(copies, held)).places]
     return evidence.model_copy(
         update={
             "held": [*held, *new],
             "disk_shared": evidence.disk_shared or result.disk_shared,
-            "held_cut": evidence.held_cut or result.held_cut,
             "unlisted": _still_unlisted(evidence, result.unlisted),
             "searched": True,
         }
     )
+
+
+def _unknown(copies: StateCopies, known: Sequence[StateCopies]) -> StateCopies:
+    """Return those of the copies that are not among the known ones."""
+    for other in known:
+        _, copies = split(copies, other)
+    return copies
 
 
 def unanswered(evidence: Evidence, machines: Sequence[str], reason: str) -> Evidence:

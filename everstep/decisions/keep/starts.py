@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from everstep.base.text import listed
-from everstep.decisions.keep.choose_restore import MEMORY, Restore, choose_restore, copy_of
-from everstep.decisions.keep.lineage import Runs, usable
+from everstep.decisions.keep.choose_restore import MEMORY, Restore, choose_restore
+from everstep.decisions.keep.lineage import Runs, split, usable
 from everstep.errors import CheckpointError
 from everstep.model.job_state import EarlierRun
 from everstep.model.machine import Assignment
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 from everstep.model.topology import Topology
 from everstep.shards.manifest import data_name, manifest_name
 
@@ -83,12 +83,12 @@ def judge_folder(
 
 
 def choose_start(
-    held: Iterable[StateCopy],
+    held: Iterable[StateCopies],
     assignment: Assignment[str],
     earlier_run: EarlierRun,
     *,
     at: int | None = None,
-    bad: Iterable[StateCopy] = (),
+    bad: Sequence[StateCopies] = (),
 ) -> tuple[Restore, list[str]]:
     """Choose the copies from which a new run starts; return them with the ids of the runs that saved them.
 
@@ -111,12 +111,12 @@ def choose_start(
         chosen = _chosen(usable(files, earlier_run.lineage, runs=runs), older, assignment, at)
     else:
         chosen = choose_restore(files, assignment, at=at)
-    saved_by = {copy_of(file): file.run for file in files}
-    return chosen, sorted({saved_by[copy] for copy in chosen.copies} - {""})
+    saved_by = {file.run for file in files for copies in chosen.copies if split(file, copies)[0].places}
+    return chosen, sorted(saved_by - {""})
 
 
 def _chosen(
-    preferred: Iterable[StateCopy], older: Iterable[StateCopy], assignment: Assignment[str], at: int | None
+    preferred: Iterable[StateCopies], older: Iterable[StateCopies], assignment: Assignment[str], at: int | None
 ) -> Restore:
     try:
         chosen = choose_restore(preferred, assignment, at=at)
@@ -127,7 +127,7 @@ def _chosen(
     return chosen if chosen.step > 0 or at == 0 else choose_restore(older, assignment, at=at)
 
 
-def left_by_earlier_run(held: Iterable[StateCopy], topology: Topology, at: int | None = None) -> list[StateCopy]:
+def left_by_earlier_run(held: Iterable[StateCopies], topology: Topology, at: int | None = None) -> list[StateCopies]:
     """Return the copies of earlier runs from which a new run may start.
 
     Copies in memory are left out: they remain only if the earlier run did not end properly, and the new run deletes

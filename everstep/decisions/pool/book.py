@@ -6,8 +6,9 @@ the machine passed its tests, or an operator released it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Any
 
 from everstep.decisions.act.evict.rules import BY_NAME
@@ -48,21 +49,46 @@ def choose(machines: Iterable[PoolMachine], request: ReplaceRequest) -> dict[str
         if name not in in_use and not machine.fault and _is_available(machine, request)
     ]
     chosen: dict[str, str] = {}
-    for old in (eviction.machine for eviction in request.evict):
-        if not rest:
-            break
-        lost = by_name[old].machine.domain if old in by_name else ""
-
-        def weight(candidate: PoolMachine, lost: str = lost) -> tuple[int, bool, int, str]:
-            domain = candidate.machine.domain
-            order = [PoolPlace.ACTIVE, PoolPlace.STANDBY, PoolPlace.FREE].index(candidate.place)
-            return order, bool(lost) and domain == lost, domains[domain] if domain else 0, candidate.machine.name
-
-        best = min(rest, key=weight)
-        rest.remove(best)
-        domains[best.machine.domain] += 1
-        chosen[old] = best.machine.name
+    leaving = deque(eviction.machine for eviction in request.evict)
+    for place in (PoolPlace.ACTIVE, PoolPlace.STANDBY, PoolPlace.FREE):
+        candidates = _Candidates([one.machine for one in rest if one.place is place], domains)
+        while leaving and candidates:
+            old = leaving.popleft()
+            chosen[old] = candidates.take(by_name[old].machine.domain if old in by_name else "")
     return chosen
+
+
+class _Candidates:
+    """Equal machines that can replace others, by failure domain."""
+
+    def __init__(self, machines: Iterable[Machine], used: Counter[str]) -> None:
+        """``used`` has the number of machines of the job in each failure domain, and is kept up to date."""
+        self._used = used
+        self._names: dict[str, deque[str]] = defaultdict(deque)
+        for machine in sorted(machines, key=lambda machine: machine.name):
+            self._names[machine.domain].append(machine.name)
+        self._heap: list[tuple[int, str, str]] = []
+        """The first machine of each domain: the count of its domain, its name, its domain."""
+        for domain in self._names:
+            self._offer(domain)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def take(self, lost: str) -> str:
+        """Return the best replacement of a machine in the domain ``lost``, which cannot be taken again."""
+        _, name, domain = heappop(self._heap)
+        if lost and domain == lost and self._heap:
+            _, name, domain = heappop(self._heap)
+            self._offer(lost)
+        self._names[domain].popleft()
+        self._used[domain] += 1
+        self._offer(domain)
+        return name
+
+    def _offer(self, domain: str) -> None:
+        if names := self._names[domain]:
+            heappush(self._heap, (self._used[domain] if domain else 0, names[0], domain))
 
 
 def _is_available(machine: PoolMachine, request: ReplaceRequest) -> bool:
@@ -269,10 +295,13 @@ def free(state: PoolState, name: str, *, now_ns: int, by: str, why: str) -> None
     if known.wanted_out:
         put(state, name, PoolPlace.CORDONED, now_ns=now_ns, by=known.by, why=known.why)
         return
-    standbys = sum(machine.place is PoolPlace.STANDBY for machine in state.machines.values())
     repaired = known.place in {PoolPlace.QUARANTINED, PoolPlace.CORDONED}
-    place = PoolPlace.STANDBY if repaired and standbys < state.standbys else PoolPlace.FREE
+    place = PoolPlace.STANDBY if repaired and _lacks_standbys(state) else PoolPlace.FREE
     put(state, name, place, now_ns=now_ns, by=by, why=why)
+
+
+def _lacks_standbys(state: PoolState) -> bool:
+    return sum(machine.place is PoolPlace.STANDBY for machine in state.machines.values()) < state.standbys
 
 
 def operator_evicts(state: PoolState, move: OperatorMove, *, now_ns: int) -> str:

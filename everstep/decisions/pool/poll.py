@@ -155,7 +155,8 @@ def apply(
     if not state.known:
         state.looks += answers.listed
         state.known = answers.listed and (not answers.unknown or state.looks >= UNKNOWN_POLLS)
-    state.returned = [one for one in state.returned if one not in answers.written]
+    written = set(answers.written)
+    state.returned = [one for one in state.returned if one not in written]
     for name in [name for name, machine in state.machines.items() if _may_return(machine, now_ns, quarantine_s)]:
         state.returned.append(PoolReturn(machine=name, job=state.machines[name].job, time_ns=now_ns))
         free(state, name, now_ns=now_ns, by="pool", why=f"{PASSES} polls reported no fault")
@@ -169,10 +170,10 @@ def _apply_list(state: PoolState, answers: PollAnswers, began_ns: int) -> None:
     if answers.machines is None:
         return
     state.standbys, state.listed, state.at_most = answers.standbys, len(answers.machines), answers.at_most
-    names = [machine.name for machine in answers.machines]
+    names = dict.fromkeys(machine.name for machine in answers.machines)
     new = {name for name in names if name not in state.machines}
     add(state, answers.machines, now_ns=began_ns)
-    last = names[len(names) - answers.standbys :]
+    last = {*[*names][len(names) - answers.standbys :]}
     for name in new if state.known else ():
         put(state, name, PoolPlace.PROVISIONING, now_ns=began_ns, by="pool", why="it is new")
     for name in _fit(state) if state.known else new:
@@ -210,13 +211,14 @@ def _apply_jobs(state: PoolState, answers: PollAnswers, began_ns: int, *, now_ns
     for name in [*answers.over, *(job.job for job in answers.jobs if job.settled)]:
         if name in state.short and state.short[name].asked_ns <= began_ns:
             del state.short[name]
+    over = set(answers.over)
     running = {(job.job, job.run): {machine.name for machine in job.machines} for job in answers.jobs}
     settled = {job.job: job.settled for job in answers.jobs}
     for name, machine in list(state.machines.items()):
         if machine.place is not PoolPlace.ACTIVE or machine.since_ns > began_ns:
             continue
         newer_run = machine.job in settled and (machine.job, machine.run) not in running
-        if machine.job in answers.over or newer_run:
+        if machine.job in over or newer_run:
             free(state, name, now_ns=now_ns, by="pool", why=f"job {machine.job} is over")
         elif settled.get(machine.job) and name not in running[machine.job, machine.run]:
             _count_absence(state, name, now_ns=now_ns)

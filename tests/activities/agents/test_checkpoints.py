@@ -49,7 +49,10 @@ async def test_disks_and_remote_storage_are_asked_where_the_job_keeps_them() -> 
         given = FindCheckpoints(job=PlacedJob(spec=spec, machines=[*machines, SILENT]), patience_s=0.2)
         found: Evidence = await run(given)
 
-    assert [(one.rank, one.tier, one.machine) for one in found.held] == [(0, Tier.DISK, "m0"), (1, Tier.OWN, "m1")]
+    assert [(one.ranks.first, one.tier, one.machine) for one in found.held] == [
+        (0, Tier.DISK, "m0"),
+        (1, Tier.OWN, "m1"),
+    ]
     assert found.unreachable == ["m9"]
     [asked] = agents[0].asked("checkpoints")
     assert (asked.job, asked.disk_path, asked.remote_url, asked.verify) == ("other", "/nfs", "s3://runs", False)

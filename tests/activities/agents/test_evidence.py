@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.agents.evidence import (
-    HELD_LIMIT,
-    TAILS,
-    bounded,
-    bounded_exits,
-    evidence_of,
-    nearest_of_each,
-    unlisted_of,
-)
+from activities.agents.convert import TIERS
+from activities.agents.evidence import evidence_of, unlisted_of
+from activities.agents.held_copies import REASONS, held_of
+from activities.agents.rank_ends import APART, ends_of
 from activities.payloads import packed_bytes
+from agent.state.rank_record import exit_of
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.blame.first_failure import first_failure, is_victim
 from everstep.model.evidence import RankExit, Unlisted
-from everstep.model.state_copy import StateCopy, Tier
-from tests.rank_ends import exited
+from everstep.model.machine import Assignment
+from everstep.model.ranks import Ranks
+from everstep.model.state_copy import Tier, count_of
+from everstep.model.topology import Topology
+from tests.state_copies import named, singles
 
 
 def test_evidence_keeps_unknown_ends_unknown() -> None:
@@ -76,9 +73,9 @@ def test_a_file_in_a_shared_folder_is_one_copy_at_the_machine_that_needs_it() ->
     same = [checkpoint(rank, 20, tier=DISK, place=f"/nfs/rank-{rank}", digest="d") for rank in (0, 1)]
     replies = {machine: pb.StopReply(checkpoints=same) for machine in ("m0", "m1", "m2")}
 
-    found = evidence_of(1, replies, [], {0: "m1", 1: "m2"})
+    found = evidence_of(1, replies, [], Assignment(Topology.of(2, 1), ["m1", "m2"]))
 
-    assert [(one.rank, one.machine) for one in found.held] == [(0, "m1"), (1, "m2")]
+    assert named(found.held) == [(0, "m1"), (1, "m2")]
     assert found.disk_shared
 
 
@@ -90,7 +87,7 @@ def test_files_of_one_name_on_local_disks_are_copies_of_their_own() -> None:
 
     found = evidence_of(1, replies, [])
 
-    assert [one.machine for one in found.held] == ["m0", "m1"]
+    assert named(found.held) == [(0, "m0"), (0, "m1")]
     assert not found.disk_shared
 
 
@@ -132,103 +129,132 @@ def answers(ranks: int, *, raised: bool) -> dict[str, pb.StopReply]:
     return told
 
 
-def test_a_thousand_ranks_fit_into_a_payload_of_temporal_with_all_copies_of_a_step() -> None:
-    found = evidence_of(10, answers(1024, raised=False), [])
+def test_ten_thousand_ranks_with_nine_copies_each_fit_into_a_small_payload() -> None:
+    names = [f"machine-{machine:04d}" for machine in range(1280)]
+    assignment = Assignment(Topology.of(machines=1280, ranks_per_machine=8, tp=8), names)
+    found = evidence_of(10, answers(10_240, raised=False), [], assignment)
 
-    assert packed_bytes(found.model_dump_json()) < 200_000
-    assert {(one.rank, one.tier) for one in found.held if one.completed_steps == 10**6} == {
-        (rank, tier) for rank in range(1024) for tier in (Tier.OWN, Tier.BACKUP, Tier.DISK)
-    }
-    assert found.left_out == "6144 of 9216 copies, the output of 1024 of 1024 ranks"
-
-
-@pytest.mark.parametrize(("raised", "each"), [(False, 2), (True, 1)])
-def test_ten_thousand_ranks_fit_and_it_is_said_what_does_not(raised: bool, each: int) -> None:
-    found = evidence_of(10, answers(10_240, raised=raised), [])
-
-    assert packed_bytes(found.model_dump_json()) < 1_000_000
-    assert len(found.exits) == 10_240
-    assert {one.completed_steps for one in found.held} == {10**6}
-    assert len(found.held) == each * 10_240
-    assert {one.tier for one in found.held} == set(list(Tier)[:each])
-    assert found.left_out.startswith(f"{92_160 - each * 10_240} of 92160 copies, the output of ")
-    assert ("the end of 10240 exceptions" in found.left_out) == raised
-
-
-def test_what_fits_is_kept_whole_and_nothing_is_said() -> None:
-    assert evidence_of(10, answers(8, raised=True), []).left_out == ""
-
-
-copies = st.builds(
-    StateCopy,
-    rank=st.integers(0, 3),
-    machine=st.sampled_from(["m0", "m1"]),
-    completed_steps=st.integers(0, 9),
-    valid=st.booleans(),
-    tier=st.sampled_from(list(Tier)),
-)
-
-
-def newest_whole_step(held: list[StateCopy], everybody: set[int]) -> int:
-    steps = {one.completed_steps for one in held}
-    whole = [s for s in steps if {one.rank for one in held if one.valid and one.completed_steps == s} == everybody]
-    return max(whole, default=-1)
-
-
-@given(st.lists(copies, max_size=60), st.integers(0, 60))
-def test_the_newest_step_that_all_ranks_hold_survives_any_limit_with_all_its_copies(
-    held: list[StateCopy], limit: int
-) -> None:
-    kept = bounded(held, limit=limit)
-
-    everybody = {one.rank for one in held}
-    step = newest_whole_step(held, everybody)
-    assert newest_whole_step(kept, everybody) == step
-    assert sum(one.completed_steps == step and one.valid for one in kept) == sum(
-        one.completed_steps == step and one.valid for one in held
-    )
-    assert bounded(held, limit=HELD_LIMIT) == held
-
-
-def test_a_step_that_is_asked_for_comes_first() -> None:
-    held = [StateCopy(rank=rank, machine="m0", completed_steps=step) for rank in (0, 1) for step in (5, 10, 15)]
-
-    assert {one.completed_steps for one in bounded(held, at=5, limit=3)} == {5}
-
-
-ends = st.builds(
-    RankExit,
-    rank=st.integers(0, 10**6),
-    machine=st.just("m0"),
-    code=st.sampled_from([None, 0, 1]),
-    signal=st.sampled_from([None, 9]),
-    time_ns=st.integers(0, 10**6),
-    stopped_by_us=st.booleans(),
-    exception=st.sampled_from(["", "ValueError: x", "RuntimeError: Connection closed by peer"]),
-    log_tail=st.sampled_from(["", "boom", "a\nBroken pipe\nb"]),
-)
-
-
-@settings(max_examples=30)
-@given(st.lists(ends, min_size=TAILS, max_size=3 * TAILS, unique_by=lambda end: end.rank))
-def test_the_first_failure_is_the_same_without_the_output_that_was_left_out(exits: list[RankExit]) -> None:
-    kept = bounded_exits(exits)
-
-    first, before = first_failure(kept), first_failure(exits)
-    assert (first and first.rank) == (before and before.rank)
-    assert [is_victim(end) for end in kept if not end.stopped_by_us] == [
-        is_victim(end) for end in exits if not end.stopped_by_us
+    assert packed_bytes(found.model_dump_json()) < 64_000
+    assert sum(len(end.ranks) for end in found.exits) == 10_240
+    everyone = Ranks.of(range(10_240))
+    steps = (999_998, 999_999, 1_000_000)
+    assert [(one.completed_steps, one.tier, one.ranks) for one in found.held] == [
+        (step, tier, everyone) for step in steps for tier in (Tier.OWN, Tier.BACKUP, Tier.DISK)
     ]
 
 
-@given(st.lists(copies, max_size=60), st.integers(1, 2))
-def test_the_newest_step_that_all_ranks_hold_survives_with_a_copy_of_each(held: list[StateCopy], each: int) -> None:
-    everybody = {one.rank for one in held}
-    step = newest_whole_step(held, everybody)
-    kept = nearest_of_each(held, each)
-    if step >= 0:
-        assert newest_whole_step(kept, everybody) == step
-    assert all(count <= each for count in Counter(one.rank for one in kept if one.valid).values())
+def test_exceptions_of_ten_thousand_ranks_that_all_differ_fit_and_keep_their_class() -> None:
+    found = evidence_of(10, answers(10_240, raised=True), [])
+
+    assert packed_bytes(found.model_dump_json()) < 64_000
+    assert sum(len(end.ranks) for end in found.exits) == 10_240
+    assert {end.exception.partition(":")[0] for end in found.exits} == {"ValueError"}
+    assert [len(end.exception) for end in found.exits if not end.others] == [300] * APART
+
+
+def test_the_ends_of_a_few_ranks_are_kept_whole() -> None:
+    found = evidence_of(10, answers(8, raised=True), [])
+
+    assert [(end.rank, len(end.log_tail)) for end in found.exits] == [(rank, 4096) for rank in range(8)]
+
+
+@st.composite
+def listings(draw: st.DrawFn) -> dict[str, list[pb.HeldCheckpoint]]:
+    told = st.builds(
+        pb.HeldCheckpoint,
+        rank=st.integers(0, 5),
+        completed_steps=st.integers(1, 3),
+        valid=st.booleans(),
+        tier=st.sampled_from([pb.HeldCheckpoint.OWN, BACKUP, DISK]),
+        generation=st.integers(1, 2),
+        saved_ns=st.sampled_from([0, 1, 5, 10**12, 10**12 + 7]),
+        run=st.sampled_from(["", "a"]),
+    )
+    return {machine: draw(st.lists(told, max_size=8)) for machine in ("m0", "m1", "m2")}
+
+
+@given(listings())
+def test_every_copy_is_in_exactly_the_entry_of_its_kind(told: dict[str, list[pb.HeldCheckpoint]]) -> None:
+    found, _ = held_of(told)
+
+    def kind(one: Any, rank: int, machine: str, tier: Tier) -> tuple[object, ...]:
+        return rank, machine, tier, one.completed_steps, one.valid, one.generation, one.run
+
+    wanted = {kind(one, one.rank, machine, TIERS[one.tier]) for machine, copies in told.items() for one in copies}
+    assert {kind(one, one.ranks.first, one.machine, one.tier) for one in singles(found)} == wanted
+    for entry in found:
+        times = {
+            one.saved_ns
+            for machine, copies in told.items()
+            for one in copies
+            if kind(one, one.rank, machine, TIERS[one.tier])
+            in {kind(each, each.ranks.first, each.machine, each.tier) for each in singles([entry])}
+        }
+        assert {entry.saved_ns, entry.last_ns} <= times
+        assert entry.last_ns - entry.saved_ns < 60 * 10**9
+
+
+def test_two_saves_of_a_step_that_are_far_apart_are_two_entries() -> None:
+    told = [checkpoint(rank, 20, saved_ns=time_ns) for rank, time_ns in ((0, 10**12), (1, 10**12 + 5), (2, 9 * 10**12))]
+
+    found, _ = held_of({"m0": told})
+
+    assert [(str(one.ranks), one.saved_ns, one.last_ns) for one in found] == [
+        ("0-1", 10**12, 10**12 + 5),
+        ("2", 9 * 10**12, 9 * 10**12),
+    ]
+
+
+def test_of_very_many_reasons_the_rare_ones_are_not_kept() -> None:
+    torn = [
+        pb.HeldCheckpoint(rank=rank, completed_steps=-1, reason=f"slot {rank} is torn" if rank % 2 else "never used")
+        for rank in range(1000)
+    ]
+
+    found, _ = held_of({"m0": torn})
+
+    assert len(found) <= REASONS + 1
+    assert Ranks.of(range(0, 1000, 2)) == next(one.ranks for one in found if one.reason == "never used")
+    assert count_of(found) == 1000
+
+
+ends = st.builds(
+    lambda rank, kind, **fields: pb.RankEnd(rank=rank, exit=kind, **fields),
+    st.integers(0, 10**4),
+    st.builds(
+        pb.Exit,
+        kind=st.sampled_from([pb.Exit.CODE, pb.Exit.SIGNAL, pb.Exit.UNKNOWN]),
+        value=st.sampled_from([0, 1, 9]),
+        time_ns=st.integers(0, 10**6),
+    ),
+    stopped_by_us=st.booleans(),
+    completed_steps=st.integers(-1, 2),
+    exception=st.sampled_from(["", "ValueError: x", "RuntimeError: Connection closed by peer"]),
+    log_tail=st.sampled_from(["", "boom", "a\nBroken pipe\nb"]),
+    classification=st.sampled_from(
+        [None, pb.Classification(reason="peer-connection", consequence=True), pb.Classification(reason="oom")]
+    ),
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(ends, max_size=4 * APART, unique_by=lambda end: end.rank))
+def test_the_decisions_see_the_same_ends_although_alike_ones_are_together(told: list[pb.RankEnd]) -> None:
+    every = [exit_of("m0", end) for end in told]
+    kept = ends_of(("m0", end) for end in told)
+
+    first, before = first_failure(kept), first_failure(every)
+    assert (first and first.rank) == (before and before.rank)
+
+    def facts(ends: list[RankExit]) -> dict[int, tuple[object, ...]]:
+        return {
+            rank: (end.code, end.signal, end.stopped_by_us, end.completed_steps, end.exception, is_victim(end))
+            for end in ends
+            for rank in end.ranks
+        }
+
+    assert facts(kept) == facts(every)
+    assert sum(len(end.ranks) for end in kept) == len(every)
 
 
 def no_disk(reason: str) -> pb.HeldCheckpoint:
@@ -261,23 +287,5 @@ def test_a_stop_says_which_disks_are_unknown_and_which_steps_were_asked_for() ->
     found = evidence_of(3, replies, [])
 
     assert found.unlisted == [Unlisted(tier=Tier.DISK, machines=["m0"], reason="hangs")]
-    assert (found.disk_asked, found.searched, found.held_cut) == (40, False, False)
+    assert (found.disk_asked, found.searched) == (40, False)
     assert evidence_of(3, {"m2": pb.StopReply()}, []).disk_asked is None
-
-
-def test_a_victim_stays_one_where_its_output_is_left_out() -> None:
-    """The exception alone does not show that the rank is a victim. Only its output does."""
-    closed = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4213"
-    tail = (
-        f"{closed}\n\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: stage 1\n"
-    )
-    exits = [
-        exited(rank=rank, machine="m0", code=1, time_ns=rank, exception="RuntimeError: stage 1", log_tail=tail)
-        for rank in range(2 * TAILS)
-    ]
-    last = bounded_exits(exits)[-1]
-
-    assert last.log_tail == ""
-    assert is_victim(last)
-    assert last.classification is not None
-    assert (last.classification.reason, last.classification.evidence) == ("peer-connection", [])

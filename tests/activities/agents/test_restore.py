@@ -14,9 +14,12 @@ from agent.fake import FakeAgent
 from agent.v1 import agent_pb2 as pb
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.state_copy import CopyToRestore, Restored, StateCopy, Tier
+from everstep.model.places import Places
+from everstep.model.ranks import Ranks
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from tests.activities.performing import perform
 from tests.activities.spoken import HOST, serving
+from tests.state_copies import named
 
 Answer = Callable[[pb.ShardSource], pb.ShardRestored]
 
@@ -42,11 +45,11 @@ SPEC = JobSpec(name="job", script="/job.py", machines=4, ranks_per_machine=2, tp
 """A job with the data-parallel groups 0 2, 1 3, 4 6 and 5 7."""
 
 
-def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> CopyToRestore:
-    return CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine=machine)
+def copy(rank: int, tier: Tier = Tier.BACKUP, machine: str = "m0") -> StateCopies:
+    return StateCopies.one(rank=rank, completed_steps=20, tier=tier, machine=machine)
 
 
-async def restore(machines: Sequence[Machine], copies: Sequence[CopyToRestore], **more: Any) -> Restored:
+async def restore(machines: Sequence[Machine], copies: Sequence[StateCopies], **more: Any) -> Restored:
     pool = AgentClients()
     patience = {"patience_s": 0.3, "reach_s": 0.0} | more
     given = RestoreCheckpoints.model_validate(
@@ -71,7 +74,7 @@ async def test_each_machine_is_told_once_where_its_copies_are() -> None:
     [at_home, elsewhere] = shards_of(agents[3])
     assert (at_home.address, elsewhere.address) == ("", machines[1].address)
     assert agents[2].asked("restore")[0].checkpoint.slots == SPEC.checkpoint.slots
-    assert [one.rank for one in found.moved] == [4, 5, 6, 7]
+    assert [one.ranks.first for one in found.moved] == [4, 5, 6, 7]
     assert found.bytes == 400
     assert not found.failed + found.unreached
     assert not found.unreachable
@@ -86,10 +89,10 @@ async def test_a_damaged_copy_is_named_and_the_others_are_brought() -> None:
     async with serving(keepers(one_bad, there)) as machines:
         found = await restore(machines, [copy(4), copy(5)])
 
-    assert [one.rank for one in found.moved] == [5]
+    assert [one.ranks.first for one in found.moved] == [5]
     reason = "the payload's checksum does not hold"
     assert found.failed == [
-        StateCopy(rank=4, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason=reason)
+        StateCopies.one(rank=4, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason=reason)
     ]
 
 
@@ -106,7 +109,7 @@ async def test_a_copy_that_cannot_be_fetched_at_once_is_tried_again(times: int) 
     async with serving(keepers(later, there)) as machines:
         found = await restore(machines, [copy(4), copy(5)], reach_s=30.0)
 
-    assert [one.rank for one in found.moved] == [4, 5]
+    assert [one.ranks.first for one in found.moved] == [4, 5]
     assert tried.count(5) == 1, "a copy that was restored is not fetched again"
 
 
@@ -118,7 +121,7 @@ async def test_a_copy_that_stays_out_of_reach_is_not_called_damaged() -> None:
         found = await restore(machines, [copy(4)])
 
     assert not found.failed
-    assert [(one.rank, one.reason, one.valid) for one in found.unreached] == [(4, "m0 is away", False)]
+    assert [(one.ranks.first, one.reason, one.valid) for one in found.unreached] == [(4, "m0 is away", False)]
 
 
 async def test_a_machine_that_stays_silent_is_named_and_holds_up_no_other() -> None:
@@ -126,7 +129,7 @@ async def test_a_machine_that_stays_silent_is_named_and_holds_up_no_other() -> N
         silent = Machine(name="m3", address=f"{HOST}:1")
         found = await restore([*machines, silent], [copy(4), copy(6)])
 
-    assert [one.rank for one in found.moved] == [4]
+    assert [one.ranks.first for one in found.moved] == [4]
     assert found.unreachable == ["m3"]
 
 
@@ -145,20 +148,24 @@ async def test_a_second_attempt_of_the_activity_brings_nothing_twice() -> None:
     assert again.moved == first.moved
 
 
-def remote(ranks: Sequence[int]) -> list[CopyToRestore]:
-    return [copy(rank, Tier.REMOTE, SPEC_MACHINES[rank // 2]) for rank in ranks]
+def remote(ranks: Sequence[int]) -> list[StateCopies]:
+    """Return remote copies of all ranks; the ranks of each data-parallel group have equal tensors."""
+    everyone = copy(0, Tier.REMOTE).changed(
+        places=Places({machine: f"{2 * index}-{2 * index + 1}" for index, machine in enumerate(SPEC_MACHINES)}),
+        alike=Ranks.of(range(8)),
+    )
+    return [everyone.among(Ranks.of(ranks))]
 
 
 SPEC_MACHINES = ["m0", "m1", "m2", "m3"]
-SAME = {"digests": {rank: f"shard-{rank // 4}-{rank % 2}" for rank in range(8)}}
 
 
 async def test_one_rank_of_a_dp_group_reads_remote_storage_for_the_others() -> None:
     agents = keepers()
     async with serving(agents) as machines:
-        found = await restore(machines, remote(range(8)), **SAME)
+        found = await restore(machines, remote(range(8)))
 
-    assert len(found.moved) == 8
+    assert len(named(found.moved)) == 8
     by_rank = {shard.rank: shard for shard in shards_of(*agents)}
     assert [by_rank[rank].local_rank for rank in range(8)] == [0, 1] * 4, "it decides the network card"
     assert [rank for rank, shard in sorted(by_rank.items()) if not shard.HasField("tensors_rank")] == [0, 1, 4, 5]
@@ -178,9 +185,9 @@ async def test_ranks_whose_reader_failed_read_for_themselves() -> None:
 
     agents = keepers(no_reader, no_follower)
     async with serving(agents) as machines:
-        found = await restore(machines, remote([4, 5, 6, 7]), **SAME)
+        found = await restore(machines, remote([4, 5, 6, 7]))
 
-    assert [one.rank for one in found.moved] == [5, 6, 7]
-    assert [one.rank for one in found.failed] == [4]
+    assert [rank for rank, _ in named(found.moved)] == [5, 6, 7]
+    assert [one.ranks.first for one in found.failed] == [4]
     direct = [shard.rank for shard in shards_of(agents[3]) if not shard.HasField("tensors_rank")]
     assert sorted(direct) == [6, 7]

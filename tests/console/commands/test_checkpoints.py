@@ -17,7 +17,8 @@ from everstep.decisions.keep.lineage import Lineage
 from everstep.errors import AgentUnreachable
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.places import Places
+from everstep.model.state_copy import StateCopies, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 from tests.activities.spoken import reached
 
@@ -26,20 +27,20 @@ MACHINES = [Machine(name=f"m{index}", address=f"a{index}") for index in range(4)
 S = 10**9
 
 
-def held(rank: int, step: int, tier: Tier = Tier.OWN, **more: object) -> StateCopy:
+def held(rank: int, step: int, tier: Tier = Tier.OWN, **more: object) -> StateCopies:
     machine = rank // 2 if tier != Tier.BACKUP else 3 - rank // 2
     given = {"bytes": 1000, "saved_ns": step * S, "generation": 1} | more
-    return StateCopy.model_validate(
-        {"rank": rank, "machine": f"m{machine}", "completed_steps": step, "tier": tier, **given}
+    return StateCopies.model_validate(
+        {"places": {f"m{machine}": str(rank)}, "completed_steps": step, "tier": tier, **given}
     )
 
 
-def everywhere(step: int, *tiers: Tier) -> list[StateCopy]:
+def everywhere(step: int, *tiers: Tier) -> list[StateCopies]:
     return [held(rank, step, tier) for rank in range(8) for tier in tiers]
 
 
 def report(
-    copies: list[StateCopy],
+    copies: list[StateCopies],
     *,
     silent: tuple[str, ...] = (),
     spec: JobSpec = SPEC,
@@ -178,7 +179,7 @@ async def test_all_machines_are_asked_and_silent_machines_are_named(verify: bool
         copies, silent = await ask_for_copies(pool, spec, machines, verify=verify)
 
     assert silent == ["m2"]
-    assert [(one.rank, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], (
+    assert [(one.ranks.first, one.machine, one.tier) for one in copies] == [(0, "m0", Tier.DISK)], (
         "two machines see the same file, so it counts once"
     )
     for [one] in (agent.asked("checkpoints") for agent in agents):
@@ -190,7 +191,10 @@ def test_a_location_that_cannot_be_listed_is_unknown_and_not_damaged() -> None:
     path = "/mnt/x cannot be listed: No such file or directory"
     copies = [
         held(0, -1, Tier.REMOTE, valid=False, reason=url),
-        *(held(0, -1, Tier.DISK, valid=False, reason=path, machine=f"m{machine}") for machine in range(3)),
+        *(
+            held(0, -1, Tier.DISK, valid=False, reason=path, places=Places({f"m{machine}": "0"}))
+            for machine in range(3)
+        ),
     ]
 
     found = report(copies)

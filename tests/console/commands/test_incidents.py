@@ -22,7 +22,7 @@ from everstep.model.incident import Anomaly, Failure, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.launch import Confirmation
 from everstep.model.stage import NOT_CONFIRMED, StageRecord
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 
 S = 10**9
 FAULT = 1_763_730_000 * S
@@ -57,7 +57,7 @@ def write(ledger: Ledger, job: str, number: int, *, fault_ns: int = FAULT, close
             ),
             RankExit(rank=0, machine="m0", signal=9, stopped_by_us=True),
         ],
-        held=[StateCopy(rank=5, machine="m2", completed_steps=21, valid=False, reason="checksum does not hold")],
+        held=[StateCopies.one(rank=5, machine="m2", completed_steps=21, valid=False, reason="checksum does not hold")],
         unreachable=["m3"],
     )
     ledger.incident_evidence(id, evidence)

@@ -11,7 +11,7 @@ import pytest
 from activities.ledger.ledger import Ledger
 from console import main
 from controlplane.local.cluster_file import ClusterFile
-from everstep.model.evidence import Evidence, RankExit
+from everstep.model.evidence import Evidence
 from everstep.model.incident import Anomaly, IncidentReport, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
@@ -53,8 +53,7 @@ def evict(ledger: Ledger, number: int, fault_ns: int, *machines: str) -> None:
     id = f"incident/gpt/{number:04d}"
     anomaly = Anomaly(id=f"m1-{number}", generation=1, symptom=Symptom.CRASH, headline="", seen_ns=fault_ns)
     ledger.incident_opened(id, anomaly, opened_ns=fault_ns)
-    exits = [RankExit(rank=rank, machine=machine) for rank, machine in enumerate(machines)]
-    ledger.incident_evidence(id, Evidence(generation=1, exits=exits))
+    ledger.incident_evidence(id, Evidence(generation=1, machines=[*machines]))
     report = IncidentReport(
         headline="",
         resolution="eviction",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from activities.agents.evidence import held_of
+from activities.agents.held_copies import held_of
 from activities.payloads import DATA_CONVERTER
 from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import choose_restore
@@ -23,7 +23,7 @@ from everstep.model.job import JobSpec
 from everstep.model.job_state import JobState
 from everstep.model.machine import Assignment, Machine
 from everstep.model.message import Words
-from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 from everstep.model.topology import Topology
 
 
@@ -47,7 +47,7 @@ def test_a_number_is_no_word() -> None:
 
 LATER: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (Anomaly, {"id": "m1-1", "generation": 1, "symptom": "slow", "headline": "h", "suspects": ["m3"]}),
-    (Evidence, {"generation": 1, "held": [{"rank": 0, "machine": "m0", "completed_steps": 4, "tier": "tape"}], "x": 1}),
+    (Evidence, {"generation": 1, "held": [{"places": "m0\t0", "completed_steps": 4, "tier": "tape"}], "x": 1}),
     (
         JobState,
         {
@@ -101,9 +101,9 @@ async def test_an_earlier_release_passes_a_later_releases_message_on_unchanged(
 def test_a_copy_in_an_unknown_tier_is_mentioned_but_not_used() -> None:
     told = pb.HeldCheckpoint(rank=0, completed_steps=9, valid=True)
     told.MergeFromString(pb.HeldCheckpoint.DESCRIPTOR.fields_by_name["tier"].number.__lshift__(3).to_bytes(1) + b"\x07")
-    own = StateCopy(rank=0, machine="m0", completed_steps=4)
+    own = StateCopies.one(rank=0, machine="m0", completed_steps=4)
     held, _ = held_of({"m0": [told]})
-    of_a_later_worker = StateCopy(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
+    of_a_later_worker = StateCopies.one(rank=0, machine="m0", completed_steps=8, tier=Tier("tape"))
     topology = Topology.of(machines=1, ranks_per_machine=1, tp=1, pp=1)
 
     chosen = choose_restore([own, *held, of_a_later_worker], Assignment(topology, ["m0"]))
@@ -111,7 +111,7 @@ def test_a_copy_in_an_unknown_tier_is_mentioned_but_not_used() -> None:
     assert (held[0].tier, held[0].valid) == ("tier 7", False)
     assert chosen.step == 4
     assert "newer" in chosen.reason
-    assert "tape of m0" in copies_text([CopyToRestore(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")])
+    assert "tape of m0" in copies_text([StateCopies.one(rank=0, completed_steps=8, tier=Tier("tape"), machine="m0")])
 
 
 def test_time_of_an_unknown_kind_is_not_productive() -> None:

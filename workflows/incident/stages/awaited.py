@@ -17,7 +17,8 @@ THERE_ARE_OTHERS = "there is a replacement for each machine that leaves the job"
 
 
 class Awaited:
-    """Two waits at the same time. Each is an activity that ends when its wait is over."""
+    """Two waits at the same time. Each is an activity that succeeds when its wait is over, and that occupies no worker
+    between its questions."""
 
     def __init__(self, silent: list[Machine], missing: int, patience: timedelta) -> None:
         """Start the waits.
@@ -27,25 +28,24 @@ class Awaited:
             missing: The number of machines that the pool lacks.
             patience: The longest wait.
         """
-        self._back: ActivityHandle[list[str]] | None = None
-        self._others: ActivityHandle[int] | None = None
+        self._back: ActivityHandle[None] | None = None
+        self._others: ActivityHandle[None] | None = None
         if silent:
             self._back = start_activity(AwaitMachines(machines=silent, patience_s=patience.total_seconds()))
         if missing:
             self._others = start_activity(AwaitStandbys(count=missing, patience_s=patience.total_seconds()))
-        self._missing = missing
 
     @property
     def came_back(self) -> bool:
         """Return whether all silent machines answer again."""
         back = self._back
-        return back is not None and back.done() and back.exception() is None and not back.result()
+        return back is not None and back.done() and back.exception() is None
 
     @property
     def there_are_others(self) -> bool:
         """Return whether the pool has as many machines as were missing."""
         others = self._others
-        return others is not None and others.done() and others.exception() is None and others.result() >= self._missing
+        return others is not None and others.done() and others.exception() is None
 
     @property
     def either(self) -> bool:

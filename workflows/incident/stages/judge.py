@@ -25,6 +25,7 @@ def judge(incident: Incident, evidence: Evidence | None) -> EvictPlan:
         now_ns=workflow.time_ns(),
         machines=[machine.name for machine in state.machines],
         findings=_findings(incident, evidence),
+        alike=evidence.alike if evidence else state.anomaly.alike,
         earlier=state.alerts,
         evicted_ns=[*state.evicted_ns, *evictions.done_ns],
         stopped=evidence is not None,

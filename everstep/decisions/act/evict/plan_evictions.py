@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from everstep.base.text import cut
 from everstep.decisions.act.evict.rules import GONE, OPERATOR, RULES, MachineFacts, mode_of, rule_of
+from everstep.decisions.act.evict.shared import alike_machines
 from everstep.decisions.blame.alerts import alerts_of
 from everstep.model.eviction import BREAKER, STANDBY_UNFIT, EvictAnswer, Eviction, EvictMode
 from everstep.model.finding import Finding, Health, MachineFinding, worst_first
@@ -28,6 +29,8 @@ class EvictFacts:
     """The machines of the job, in order."""
     findings: Sequence[MachineFinding] = ()
     """The active findings about the machines, from every source."""
+    alike: Mapping[str, int] = field(default_factory=dict)
+    """Reason code → the number of machines with such a fault, if ``findings`` leaves some of them out."""
     earlier: Sequence[MachineFinding] = ()
     """Earlier network alerts; ``since_ns`` is their time."""
     evicted_ns: Sequence[int] = ()
@@ -71,8 +74,9 @@ def plan_evictions(facts: EvictFacts, policy: RecoveryPolicy) -> EvictPlan:
     """
     asked: list[EvictAnswer] = []
     by_mode: dict[EvictMode, list[Eviction]] = {mode: [] for mode in EvictMode}
+    modes = {rule.name: mode_of(rule, policy) for rule in RULES}
     for machine in _each_machine(facts):
-        answers = list(_answers(machine, policy))
+        answers = list(_answers(machine, modes))
         asked += answers
         for mode in (EvictMode.ACT, EvictMode.APPROVE, EvictMode.SHADOW):
             if first := next((answer for answer in answers if answer.yes and answer.mode is mode), None):
@@ -121,13 +125,13 @@ def breaker(wanted: int, facts: EvictFacts, policy: RecoveryPolicy) -> EvictAnsw
     return EvictAnswer(rule=BREAKER, machine="", yes=False, why=why)
 
 
-def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAnswer]:
-    """Return the answers to all findings about one machine, rule by rule."""
+def _answers(machine: MachineFacts, modes: Mapping[str, EvictMode]) -> Iterator[EvictAnswer]:
+    """Return the answers to all findings about one machine, rule by rule; ``modes`` says how far each rule may go."""
     by_rule: dict[str, list[Finding]] = defaultdict(list)
     for finding in machine.findings:
         by_rule[rule_of(finding).name].append(finding)
     for rule in RULES:
-        if (mode := mode_of(rule, policy)) is EvictMode.OFF:
+        if (mode := modes[rule.name]) is EvictMode.OFF:
             continue
         for finding in by_rule[rule.name]:
             yes, why = rule.answer(finding, machine)
@@ -144,11 +148,9 @@ def _answers(machine: MachineFacts, policy: RecoveryPolicy) -> Iterator[EvictAns
 def _each_machine(facts: EvictFacts) -> Iterator[MachineFacts]:
     """Return the facts of each machine with findings, in the order of the job's machines."""
     now, before = _by_machine(facts.findings), _by_machine(facts.earlier)
-    alike = Counter(
-        reason
-        for machine in facts.machines
-        for reason in {finding.reason for finding in now.get(machine, ()) if rule_of(finding).unless_shared}
-    )
+    machines = set(facts.machines)
+    listed = alike_machines(about for about in facts.findings if about.machine in machines)
+    alike = Counter(listed) | Counter(facts.alike)  # of each reason, the larger number
     for machine in facts.machines:
         if findings := now.get(machine):
             alerts = alerts_of([*findings, *before.get(machine, ())])
@@ -171,8 +173,8 @@ def _by_machine(findings: Iterable[MachineFinding]) -> dict[str, list[Finding]]:
 
 def _kept(asked: list[EvictAnswer]) -> list[EvictAnswer]:
     """Keep the answers in their order. If there are too many, answers that do not evict are dropped first, from the
-    end."""
+    end; the breaker's answer is always kept."""
     if len(asked) <= ASKED_KEPT:
         return asked
-    by_weight = sorted(range(len(asked)), key=lambda index: not (asked[index].yes or asked[index].rule == BREAKER))
+    by_weight = sorted(range(len(asked)), key=lambda index: (asked[index].rule != BREAKER, not asked[index].yes))
     return [asked[index] for index in sorted(by_weight[:ASKED_KEPT])]

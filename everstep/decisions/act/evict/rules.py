@@ -23,14 +23,11 @@ from everstep.decisions.blame.alerts import (
     second_alert,
 )
 from everstep.decisions.blame.repeated_errors import REPEATS
+from everstep.decisions.blame.shared_fault import SHARED_MACHINES, SHARED_SHARE, is_shared
 from everstep.model.eviction import EvictMode
 from everstep.model.finding import Finding, FindingSource, Health, Owner
 from everstep.model.recovery_policy import RecoveryPolicy
 
-SHARED_MACHINES = 2
-SHARED_SHARE = 0.5
-"""A fault is shared if more than ``SHARED_MACHINES`` machines of the job, and also more than this share of its
-machines, have the fault. In a job of two machines, a fault is shared if both machines have it."""
 OPERATOR = "operator"
 """Name of the rule that evicts a machine because an operator asked for it."""
 GONE = "gone-machine"
@@ -58,9 +55,7 @@ class MachineFacts:
 
     def is_shared(self, reason: str) -> bool:
         """Return whether so many machines have a fault that its cause is outside of them."""
-        count = self.alike.get(reason, 0)
-        least = min(SHARED_MACHINES, self.machines - 1)
-        return count > max(least, 1) and count > SHARED_SHARE * self.machines
+        return is_shared(self.alike.get(reason, 0), self.machines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ but not as confirmed, once its ranks have lived for a while (ADR 0020).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from everstep.base.text import listed
 from everstep.decisions.detect.rank_ends import follow_s
 from everstep.decisions.detect.step_watch import RUNS_FREE_STEPS
 from everstep.model.launch import Confirmation, Showing
+from everstep.model.ranks import NO_RANKS, Ranks
 from everstep.model.recovery_policy import RecoveryPolicy
 
 _ORDER = {"": 0, "calls": 1, "steps": 2}
@@ -85,7 +87,7 @@ class RankState:
 
 def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
     """Return the ranks that made a step since their launch. A rank that never shows steps only has to live."""
-    silent = set(showing.silent)
+    silent = {*showing.silent}
     return {
         state.rank
         for state in ranks
@@ -102,23 +104,25 @@ def stepped_again(ranks: Iterable[RankState], showing: Showing) -> set[int]:
     }
 
 
-def showing_of(seen: Iterable[tuple[int, bool, int]], before: Showing) -> Showing:
+def showing_of(seen: Iterable[tuple[Ranks, bool, int]], before: Showing) -> Showing:
     """Return how a script shows its steps.
 
     Args:
-        seen: For each rank: its number, whether it was in ``run.steps``, and how many steps it showed (loop bodies,
+        seen: Ranks that are alike: whether they were in ``run.steps``, and how many steps they showed (loop bodies,
             reports or calls of the optimizer); -1: not known.
         before: The earlier result. A less certain kind does not replace it, since the ranks may not have progressed far
             enough to show the more certain kind.
     """
-    ranks = list(seen)
-    kind = "steps" if any(loop for _, loop, _ in ranks) else "calls" if any(steps > 0 for *_, steps in ranks) else ""
+    groups = list(seen)
+    kind = "steps" if any(loop for _, loop, _ in groups) else "calls" if any(steps > 0 for *_, steps in groups) else ""
     if not kind or _ORDER[kind] < _ORDER.get(before.kind, len(_ORDER)):
         return before
-    if max((steps for *_, steps in ranks), default=-1) >= RUNS_FREE_STEPS:
-        silent = [rank for rank, loop, steps in ranks if not loop and steps == 0]
-    else:
-        silent = before.silent if kind == before.kind else []
+    silent = NO_RANKS
+    if max((steps for *_, steps in groups), default=-1) >= RUNS_FREE_STEPS:
+        for ranks in (ranks for ranks, loop, steps in groups if not loop and steps == 0):
+            silent |= ranks
+    elif kind == before.kind:
+        silent = before.silent
     return Showing(kind=kind, silent=silent)
 
 
@@ -272,7 +276,10 @@ def _unconfirmed(generation: int, reason: str, now_ns: int) -> Confirmation:
 
 
 def _shown_by(ranks: Iterable[RankState], before: Showing) -> Showing:
-    return showing_of(((state.rank, state.entered_ns > 0, state.shown) for state in ranks), before)
+    alike: dict[tuple[bool, int], list[int]] = defaultdict(list)
+    for state in ranks:
+        alike[state.entered_ns > 0, state.shown].append(state.rank)
+    return showing_of(((Ranks.of(own), *how) for how, own in alike.items()), before)
 
 
 def parts_of(ranks: Sequence[RankState]) -> dict[str, float]:

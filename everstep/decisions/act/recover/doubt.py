@@ -16,15 +16,17 @@ These facts limit the steps in a location that could not be listed:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep.base.text import listed
-from everstep.decisions.keep.choose_restore import MEMORY
+from everstep.decisions.keep.choose_restore import MEMORY, all_ranks, at_home, union
+from everstep.decisions.keep.lineage import split
 from everstep.model.checkpoint_policy import CheckpointPolicy
 from everstep.model.evidence import Evidence
 from everstep.model.machine import Assignment
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.ranks import NO_RANKS, Ranks
+from everstep.model.state_copy import StateCopies, Tier
 from everstep.slots.format import CUT_SHORT, NEVER_USED
 
 SHOWN = 4
@@ -56,9 +58,9 @@ class Doubt:
 class DoubtFacts:
     """The facts about a stopped job's copies."""
 
-    held: Sequence[StateCopy]
+    held: Sequence[StateCopies]
     """The copies of the job's own lineage; copies whose restore failed are marked as not valid."""
-    unreached: Sequence[StateCopy]
+    unreached: Sequence[StateCopies]
     """Copies among ``held`` that are not valid only because they are out of reach."""
     evidence: Evidence
     assignment: Assignment[str]
@@ -79,52 +81,45 @@ class _NewerSteps:
     """A search for steps that are newer than the step of the restart."""
 
     facts: DoubtFacts
-    _copies: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Rank → the steps of its copies that are valid or out of reach."""
-    _own: dict[int, list[StateCopy]] = field(default_factory=lambda: defaultdict(list))
-    """Rank → the copies in its own slots, valid or not."""
-    _unreached: list[StateCopy] = field(default_factory=list)
+    _all: Ranks = NO_RANKS
+    _copies: dict[int, Ranks] = field(default_factory=lambda: defaultdict(Ranks))
+    """Step → the ranks that have a copy of it that is valid or out of reach."""
+    _unreached: list[StateCopies] = field(default_factory=list)
     """Copies that are out of reach."""
-    _bounds: list[int | None] = field(default_factory=list)
-    """The newest step that each rank may have saved; None: not known."""
+    _bounds: dict[int | None, Ranks] = field(default_factory=lambda: defaultdict(Ranks))
+    """The newest step that ranks may have saved, or None if it is not known → these ranks."""
 
     def __post_init__(self) -> None:
-        unreached = {copy.key for copy in self.facts.unreached}
-        ranks = range(self.facts.assignment.topology.world_size)
+        # An earlier run of the job's name may have had more ranks.
+        self._all = all_ranks(self.facts.assignment)
         limit = self.facts.not_after
-        for copy in self.facts.held:
-            if copy.rank not in ranks:
-                continue  # an earlier run of the job's name had more ranks
-            wanted = limit is None or copy.completed_steps <= limit
-            if wanted and (copy.valid or copy.key in unreached):
-                self._copies[copy.rank].add(copy.completed_steps)
-            if wanted and not copy.valid and copy.key in unreached:
-                self._unreached.append(copy)
-            if copy.tier is Tier.OWN and copy.machine == self.facts.assignment.home(copy.rank):
-                self._own[copy.rank].append(copy)
-        completed = {end.rank: end.completed_steps for end in self.facts.evidence.exits}
-        saves = any(copy.tier in MEMORY for copy in self.facts.held)
-        self._bounds = [self._bound(rank, completed.get(rank, -1), saves) for rank in ranks]
-        if limit is not None:
-            self._bounds = [limit if bound is None else min(bound, limit) for bound in self._bounds]
+        for copies in self.facts.held:
+            if limit is not None and copies.completed_steps > limit:
+                continue
+            ours = copies.among(self._all)
+            if not copies.valid:
+                stuck = [part for one in self.facts.unreached if (part := split(ours, one)[0]).places]
+                self._unreached += stuck
+                self._copies[copies.completed_steps] |= union(stuck)
+            else:
+                self._copies[copies.completed_steps] |= ours.ranks
 
     def beyond(self, step: int) -> Doubt | None:
         disks, remote = self._unknown_disks(), self._unknown_remote()
-        ranks = range(self.facts.assignment.topology.world_size)
-        unseen = {rank for rank in ranks if remote or self.facts.assignment.home(rank) in disks}
-        if unseen and self.facts.evidence.held_cut:
-            unseen = set(ranks)  # the list of copies was cut: any rank may have a newer copy
+        unseen = self._all if remote else _ranks_of(disks, self.facts.assignment)
+        if unseen:
+            self._find_bounds()
         newer = self._newest(step, unseen)
         if newer is None:
             return None
         newest = None if newer < 0 else newer
-        unreached = [copy for copy in self._unreached if copy.completed_steps > step]
+        unreached = [copies for copies in self._unreached if copies.completed_steps > step]
         remote_text = [f"remote storage ({remote})"] if remote else []
         locations = [*_disks_text(disks), *remote_text, *_unreached_text(unreached)]
         to_ask = NOT_ASKED in {remote, *disks.values()}
         return Doubt(newest, tuple(locations), to_ask, bool(disks or remote))
 
-    def _newest(self, step: int, unseen: set[int]) -> int | None:
+    def _newest(self, step: int, unseen: Ranks) -> int | None:
         """Return the newest step, later than the restart's step, of which every rank may have a copy.
 
         None: there is no such step. -1: it may be any step.
@@ -133,11 +128,9 @@ class _NewerSteps:
             step: The step of the restart.
             unseen: Ranks that may have copies in locations that could not be listed.
         """
-        ranks = range(self.facts.assignment.topology.world_size)
-        bounds = [bound for rank in unseen if (bound := self._bounds[rank]) is not None]
-        most = min(bounds) if bounds else None
-        candidates = {candidate for steps in self._copies.values() for candidate in steps if candidate > step}
-        if len(unseen) == len(ranks):
+        candidates = {candidate for candidate, ranks in self._copies.items() if candidate > step and ranks}
+        if unseen == self._all:
+            most = min((bound for bound, ranks in self._bounds.items() if bound is not None and ranks), default=None)
             due = self._newest_due(most)
             if due is None:
                 return -1
@@ -145,29 +138,46 @@ class _NewerSteps:
         possible = [
             candidate
             for candidate in candidates
-            if candidate > step
-            and all(
-                candidate in self._copies[rank] or (rank in unseen and self._may_hold(rank, candidate))
-                for rank in ranks
-            )
+            if candidate > step and self._all <= (self._copies[candidate] | (unseen & self._may_hold(candidate)))
         ]
         return max(possible, default=None)
 
-    def _may_hold(self, rank: int, step: int) -> bool:
-        bound = self._bounds[rank]
-        return (bound is None or step <= bound) and self._is_due(step)
+    def _may_hold(self, step: int) -> Ranks:
+        """Return the ranks that may have a copy of a step in a location that could not be listed."""
+        found = NO_RANKS
+        for bound, ranks in self._bounds.items() if self._is_due(step) else ():
+            if bound is None or step <= bound:
+                found |= ranks
+        return found
 
-    def _bound(self, rank: int, completed: int, saves: bool) -> int | None:
-        """Return the newest step that a rank may have saved; None: not known. ``saves``: the job saves to memory."""
-        if self.facts.assignment.home(rank) in self.facts.evidence.emptied:
-            return None
-        own = self._own[rank]
-        damaged = any(copy.completed_steps < 0 and copy.reason not in {NEVER_USED, CUT_SHORT} for copy in own)
-        if own and not damaged and not self.facts.evidence.held_cut:
-            return max(self.facts.resume_step, *(copy.completed_steps for copy in own))
-        if completed < 0 and saves:
-            return None  # neither its slots nor its end show how many steps the rank completed
-        return max(completed, self.facts.resume_step)
+    def _find_bounds(self) -> None:
+        """Find the newest step that each rank may have saved."""
+        facts, evidence = self.facts, self.facts.evidence
+        emptied = _ranks_of(evidence.emptied, facts.assignment)
+        own = [at_home(copies, facts.assignment) for copies in facts.held if copies.tier is Tier.OWN]
+        damaged = union(
+            copies for copies in own if copies.completed_steps < 0 and copies.reason not in {NEVER_USED, CUT_SHORT}
+        )
+        left = self._all - emptied
+        listed_own = (union(own) - damaged) & left
+        self._add_bound(None, emptied)
+        for copies in sorted(own, key=lambda copies: -copies.completed_steps):
+            self._add_bound(max(facts.resume_step, copies.completed_steps), copies.ranks & listed_own)
+            listed_own -= copies.ranks
+            left -= copies.ranks - damaged
+        saves = any(copies.tier in MEMORY for copies in facts.held)
+        for end in evidence.exits:
+            if end.completed_steps >= 0:
+                self._add_bound(max(end.completed_steps, facts.resume_step), end.ranks & left)
+                left -= end.ranks
+        # Neither the slots nor the ends of the other ranks show how many steps they completed.
+        self._add_bound(None if saves else max(-1, facts.resume_step), left)
+
+    def _add_bound(self, bound: int | None, ranks: Ranks) -> None:
+        limit = self.facts.not_after
+        if limit is not None:
+            bound = limit if bound is None else min(bound, limit)
+        self._bounds[bound] |= ranks
 
     def _is_due(self, step: int) -> bool:
         """Return whether a step may have been written to a disk."""
@@ -228,20 +238,31 @@ def _disks_text(disks: Mapping[str, str]) -> list[str]:
     return [f"disk of {listed(sorted(machines), SHOWN)} ({reason})" for reason, machines in by_reason.items()]
 
 
-def _unreached_text(unreached: Iterable[StateCopy]) -> list[str]:
+def _unreached_text(unreached: Iterable[StateCopies]) -> list[str]:
     return [
-        f"the {copy.tier} of rank {copy.rank} on {copy.machine} is out of reach ({copy.reason})"
-        for copy in sorted(unreached, key=lambda copy: (-copy.completed_steps, copy.rank))
+        f"the {copies.tier} of rank {listed([*copies.ranks])} on {listed([*copies.places])} is out of reach "
+        f"({copies.reason})"
+        for copies in sorted(unreached, key=lambda copies: (-copies.completed_steps, copies.ranks.first))
     ]
 
 
-def remembering(evidence: Evidence, lost: Sequence[str]) -> set[str]:
-    """Return the machines that still know how far the ranks had progressed.
+def _ranks_of(machines: Iterable[str], assignment: Assignment[str]) -> Ranks:
+    """Return the ranks that some machines run."""
+    names, size = set(machines), assignment.topology.ranks_per_machine
+    numbers = (number for number, name in enumerate(assignment.machines) if name in names) if names else ()
+    return Ranks.of_spans((number * size, (number + 1) * size - 1) for number in numbers)
+
+
+def is_remembered(evidence: Evidence, lost: Collection[str], assignment: Assignment[str]) -> bool:
+    """Return whether a machine still knows how far the ranks had progressed.
 
     Args:
         evidence: The evidence of the generation's stop.
         lost: Machines that lost their memory.
+        assignment: The machines, by name, that ran the ranks.
     """
-    of_ranks = {end.machine for end in evidence.exits}
-    in_memory = {copy.machine for copy in evidence.held if copy.valid and copy.tier in (Tier.OWN, Tier.BACKUP)}
-    return (of_ranks | in_memory) - set(lost)
+    gone = _ranks_of(lost, assignment)
+    in_memory = (copies for copies in evidence.held if copies.valid and copies.tier in MEMORY)
+    return any(end.ranks - gone for end in evidence.exits) or any(
+        copies.places.keys() - set(lost) for copies in in_memory
+    )

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from everstep.decisions.act.progress import still_counting
 from everstep.decisions.act.recover.confirm import showing_of
-from everstep.decisions.act.recover.doubt import Doubt, remembering
+from everstep.decisions.act.recover.doubt import Doubt, is_remembered
 from everstep.decisions.act.recover.rules import UNFIT_EXCEPTION
 from everstep.decisions.act.recover.tried_rungs import TriedRungs
 from everstep.decisions.act.versions.book import VersionBook
@@ -37,7 +37,7 @@ from everstep.model.machine import Assignment, Machine
 from everstep.model.message import Words
 from everstep.model.slow import SlowResult
 from everstep.model.stage import StageRecord
-from everstep.model.state_copy import CopyToRestore, Restored, StateCopy
+from everstep.model.state_copy import Restored, StateCopies
 
 FINDINGS_KEPT = 64
 FAILURES_KEPT = 100
@@ -143,11 +143,11 @@ class IncidentState(BaseModel):
     """The launches of this incident: generation and step."""
     emptied: set[str] = Field(default_factory=set)
     """Machines that lost their memory since the last launch; an agent reports that only once."""
-    bad: list[StateCopy] = Field(default_factory=list)
+    bad: list[StateCopies] = Field(default_factory=list)
     """Copies that could not be used, with reasons."""
-    unreached: list[StateCopy] = Field(default_factory=list)
+    unreached: list[StateCopies] = Field(default_factory=list)
     """The copies in ``bad`` that are only out of reach, and may be good."""
-    verified: list[CopyToRestore] = Field(default_factory=list)
+    verified: list[StateCopies] = Field(default_factory=list)
     """Own slots whose contents were compared with their checksums since the ranks ended."""
     farthest: int = -1
     """The number of steps that the current generation completed."""
@@ -241,11 +241,10 @@ class IncidentState(BaseModel):
         self.save_every = evidence.save_every or self.save_every
         newer = {(seen.machine, *seen.finding.key) for seen in evidence.findings}
         earlier = [seen for seen in self.findings if (seen.machine, *seen.finding.key) not in newer]
-        self.findings = [*evidence.findings, *earlier][:FINDINGS_KEPT]
+        self.findings = [*evidence.findings, *earlier[: max(FINDINGS_KEPT - len(evidence.findings), 0)]]
         if self.lineage and self.lineage[-1] == (evidence.generation, self.resume_step):
-            damaged = found_damaged(evidence, self.resume_step)
-            known = set(self.bad)
-            self.bad += [copy for copy in damaged if copy not in known]
+            damaged = found_damaged(evidence, self.resume_step, self.assignment)
+            self.bad += [copies for copies in damaged if copies not in self.bad]
         return evidence.model_copy(update={"emptied": sorted(self.emptied)})
 
     def record_failure(self, failure: Failure) -> None:
@@ -351,14 +350,15 @@ class IncidentState(BaseModel):
             first: The failure opened the incident; False: it is the failure of a reattempt.
         """
         end = first_failure(evidence.exits)
-        ranks = ((end.rank, end.completed_steps >= 0, end.shown_steps) for end in evidence.exits)
+        ranks = ((end.ranks, end.completed_steps >= 0, end.shown_steps) for end in evidence.exits)
         self.showing = showing_of(ranks, self.showing)
         completed = max((end.completed_steps for end in evidence.exits), default=-1)
         lost = self.lost_machines()
         if completed < 0 and lost:
             # No rank reported its completed steps, but a step that was saved was completed.
-            completed = max((copy.completed_steps for copy in self.usable(evidence) if copy.valid), default=-1)
-            self.nobody_knows |= not remembering(evidence, lost)
+            valid = (copies.completed_steps for copies in self.usable(evidence) if copies.valid)
+            completed = max(valid, default=-1)
+            self.nobody_knows |= not is_remembered(evidence, lost, self.assignment)
         self.farthest = step = max(completed, self.resume_step)
         if lost:
             symptom, cause = Symptom.CRASH, MACHINE_LOST
@@ -385,7 +385,7 @@ class IncidentState(BaseModel):
             machine=named[0] if len(named) == 1 else "",
         )
 
-    def usable(self, evidence: Evidence) -> list[StateCopy]:
+    def usable(self, evidence: Evidence) -> list[StateCopies]:
         """Return the copies of the job's own line; those that failed are marked as not valid."""
         return usable(evidence.held, self.lineage, self.bad, self.runs, verified=self.verified)
 
@@ -402,15 +402,15 @@ class IncidentState(BaseModel):
     def _choose(self, evidence: Evidence) -> Restore:
         copies, limit = self.usable(evidence), self.not_after
         if self.trusted is not None:
-            copies = [copy for copy in copies if copy.completed_steps <= self.trusted]
+            copies = [each for each in copies if each.completed_steps <= self.trusted]
         if limit is not None:
-            trusted = self._newest_of([copy for copy in copies if copy.completed_steps <= limit], limit)
+            trusted = self._newest_of([each for each in copies if each.completed_steps <= limit], limit)
             if trusted.step > 0:
                 reason = f"{trusted.reason}; later steps are not trusted: {self.anomaly.headline}"
                 return replace(trusted, reason=reason)
         return self._newest_of(copies, None)
 
-    def _newest_of(self, copies: Sequence[StateCopy], limit: int | None) -> Restore:
+    def _newest_of(self, copies: Sequence[StateCopies], limit: int | None) -> Restore:
         restore = choose_restore(copies, self.assignment, held_before=self.resume_step >= 0)
         if self.folder and restore.step < self.folder_step and (limit is None or self.folder_step <= limit):
             reason = f"{restore.reason}; the job begins again from the folder from which it was started"
@@ -462,8 +462,7 @@ class IncidentState(BaseModel):
 
     def try_unreached_again(self) -> None:
         """Let copies that were out of reach be chosen again, since they may be reachable after some time."""
-        unreached = {copy.key for copy in self.unreached}
-        self.bad = [copy for copy in self.bad if copy.key not in unreached]
+        self.bad = [copies for copies in self.bad if copies not in self.unreached]
         self.unreached.clear()
 
     def record_launch(self, restore: Restore) -> None:

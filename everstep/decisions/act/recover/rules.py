@@ -22,7 +22,7 @@ from everstep.model.evidence import Evidence
 from everstep.model.incident import STILL_RUNNING, Failure, Symptom
 from everstep.model.ladder import Rung
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies, count_of
 
 
 class Action(StrEnum):
@@ -73,7 +73,7 @@ class RestartFacts:
     """The step at which the failed generation had begun."""
     restore_reason: str = ""
     """Why a restart would resume from ``restore_step``."""
-    unreached: tuple[StateCopy, ...] = ()
+    unreached: tuple[StateCopies, ...] = ()
     """Copies that exist and are out of reach of the machines that need them, with reasons."""
     doubt: Doubt | None = None
     """The doubt about a restart; None: the step is certain, or the doubt was not examined."""
@@ -245,7 +245,7 @@ def broken_from_the_start(facts: RestartFacts, policy: RecoveryPolicy) -> Verdic
     same = len(set(raised)) == 1 or all(exception.split(":")[0].endswith(UNFIT_EXCEPTION) for exception in raised)
     failure = facts.failure
     stepped = failure.shown > 0 if failure.step < 0 else failure.step > max(facts.resume_step, 0)
-    if not (raised and same and len({end.rank for end in own}) == facts.world_size) or stepped:
+    if not (raised and same and sum(len(end.ranks) for end in own) == facts.world_size) or stepped:
         return None
     if all(is_victim(end) for end in own):
         return None
@@ -311,8 +311,8 @@ def copies_out_of_reach(facts: RestartFacts, policy: RecoveryPolicy) -> Verdict 
         return None
     first = facts.unreached[0]
     return _park(
-        f"{len(facts.unreached)} copies exist and are out of reach of the machines that need them, e.g. the "
-        f"{first.tier} of rank {first.rank} at step {first.completed_steps} on {first.machine}: {first.reason}"
+        f"{count_of(facts.unreached)} copies exist and are out of reach of the machines that need them, e.g. the "
+        f"{first.tier} of rank {first.ranks.first} at step {first.completed_steps} on {first.machine}: {first.reason}"
     )
 
 

@@ -114,15 +114,17 @@ def failing(results: Mapping[str, Sequence[DiagnosticResult]]) -> dict[str, dict
             and not result.nothing
             and all(finding.reason != NOT_BEGUN for finding in result.findings)
         }
+        kinds = {machine: _kind(result, results[machine]) for machine, result in of_test.items()}
+        tested = Counter(kinds.values())
+        passed = Counter(kinds[machine] for machine, result in of_test.items() if not result.findings)
         for machine, broken in of_test.items():
             how = next((finding.text for finding in broken.findings if finding.reason in BREAKS), "")
-            kind = _kind(broken, results[machine])
+            kind = kinds[machine]
             if not (how and kind) or broken.verdict is not Health.UNKNOWN:
                 continue
-            alike = [result for other, result in of_test.items() if _kind(result, results[other]) == kind]
-            passing = sum(not result.findings for result in alike)
-            if passing > PASS_SHARE * len(alike):
-                failing_on.setdefault(machine, {})[test] = f"{how}; {passing} of {len(alike)} machines of its kind pass"
+            if passed[kind] > PASS_SHARE * tested[kind]:
+                text = f"{how}; {passed[kind]} of {tested[kind]} machines of its kind pass"
+                failing_on.setdefault(machine, {})[test] = text
     return failing_on
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from statistics import median
 
 from everstep.base.text import size_text
@@ -94,7 +95,8 @@ def confirmed(first: Diagnosis, second: Diagnosis | None) -> Diagnosis:
 
     unconfirmed = "a second test did not confirm it" if second else "it could not be tested a second time"
     second = second or Diagnosis()
-    links = [link for link in first.links if any(other.machines == link.machines for other in second.links)]
+    still_broken = {link.machines for link in second.links}
+    links = [link for link in first.links if link.machines in still_broken]
     again = {key(tested.machine, finding) for tested in second.machines for finding in tested.findings}
     machines = []
     for tested in first.machines:
@@ -199,11 +201,14 @@ def _compare_pairs(
         # are left out.
         sure = judge_pairs(involved, pair_passed | dict.fromkeys(slow)).machines
         links += [BadLink(machines=pair, test=test, text=texts[pair]) for pair in judged.links]
+        lines: dict[str, list[str]] = defaultdict(list)
+        for pair, text in texts.items():
+            for machine in pair if text else ():
+                lines[machine].append(f"{' and '.join(pair)}: {text}")
         for names, reason in ((judged.machines, reasons.FAILS_WITH_ALL), (judged.unsure, reasons.FAILS_UNSURE)):
             for machine in names:
-                own = [pair for pair in texts if machine in pair and texts[pair]]
-                lines = [f"{' and '.join(pair)}: {texts[pair]}" for pair in own]
-                found[machine].append(reason.finding(test, "", *lines).model_copy(update={"sure": machine in sure}))
+                finding = reason.finding(test, "", *lines[machine])
+                found[machine].append(finding.model_copy(update={"sure": machine in sure}))
     return links
 
 
@@ -246,14 +251,22 @@ def _of_links(diagnosis: Diagnosis) -> list[tuple[str, Finding]]:
     links gets the finding. If two machines have equally many, the later machine in the job's order gets it, because the
     first machine has the rendezvous store.
     """
-    left, findings = list(diagnosis.links), []
-    machines = [*(tested.machine for tested in diagnosis.machines), *(name for link in left for name in link.machines)]
-    order = list(dict.fromkeys(machines))
-    while left:
-        machine = max(order, key=lambda name: (sum(name in link.machines for link in left), order.index(name)))
-        for link in [link for link in left if machine in link.machines]:
+    left: dict[str, dict[int, BadLink]] = {tested.machine: {} for tested in diagnosis.machines}
+    for number, link in enumerate(diagnosis.links):
+        for name in link.machines:
+            left.setdefault(name, {})[number] = link
+    most = [(-len(own), -position, machine) for position, (machine, own) in enumerate(left.items())]
+    heapify(most)
+    findings = []
+    while most:
+        count, position, machine = heappop(most)
+        own = left[machine]
+        if len(own) < -count:  # other machines got the findings of some of its links
+            heappush(most, (-len(own), position, machine))
+            continue
+        for number, link in own.items():
             other = next(name for name in link.machines if name != machine)
             text = f"the link between it and {other} does not work, and both work with others"
             findings.append((machine, reasons.BAD_LINK.finding(link.test, other, link.text, text=text)))
-            left.remove(link)
+            del left[other][number]
     return findings

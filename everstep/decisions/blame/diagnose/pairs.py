@@ -8,7 +8,7 @@ failed and did not meet two working machines is tested again, with machines that
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,16 +70,17 @@ def next_round(machines: Sequence[str], results: PairsPassed, further: int) -> l
             return planned
     if further >= FURTHER_ROUNDS:
         return []
-    by_machine, pairs, busy = _ByMachine(results), [], set[str]()
-    working = [machine for machine in machines if machine in by_machine.working]
+    by_machine, pairs = _ByMachine(results), []
+    free = deque(machine for machine in machines if machine in by_machine.working)
     for suspect in machines:
         if not by_machine.is_suspect(suspect):
             continue
-        met = by_machine.met[suspect]
-        partner = next((machine for machine in working if machine not in met and machine not in busy), None)
-        if partner is not None:
-            busy.add(partner)
-            pairs.append(pair_of(suspect, partner))
+        met = []
+        while free and free[0] in by_machine.met[suspect]:
+            met.append(free.popleft())
+        if free:
+            pairs.append(pair_of(suspect, free.popleft()))
+        free.extendleft(reversed(met))
     return pairs
 
 

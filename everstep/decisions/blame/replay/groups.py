@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import gcd, isqrt, lcm, prod
 
 from everstep.errors import TopologyError
@@ -121,28 +122,34 @@ def plan_replay(machines: int, size: int) -> ReplayPlan:
     if not 0 < size <= machines:
         raise TopologyError(f"a group of {size} machines is not possible with {machines} machines")
     count = -(-machines // size)
-    rows = [[x for x in range(size * count) if x // size == row] for row in range(count)]
-    columns = [[x for x in range(size * count) if x % count == column] for column in range(count)]
+    rows = [range(row * size, (row + 1) * size) for row in range(count)]
+    columns = [range(column, size * count, count) for column in range(count)]
     phases = (_phase("row", rows, machines), _phase("column", columns, machines))
     return ReplayPlan(machines, size, count, phases)
 
 
 def _phase(name: str, groups: Sequence[Sequence[int]], machines: int) -> ReplayPhase:
     """Fill positions that have no machine, and put groups that share a machine into different waves."""
-    waves: list[list[ReplayGroup]] = []
-    lent: dict[int, int] = {}
+    waves: list[tuple[list[ReplayGroup], set[int]]] = []
+    # The machines that have been lent least often are lent first, so no machine runs much more often than others.
+    lent = [(0, x) for x in range(machines)]
     for number, positions in enumerate(groups):
-        own = [x for x in positions if x < machines]
-        others = (x for x in range(machines) if x not in own)
-        # The machines that have been lent least often are lent first, so no machine runs much more often than others.
-        filling = sorted(others, key=lambda x: (lent.get(x, 0), x))[: len(positions) - len(own)]
-        for x in filling:
-            lent[x] = lent.get(x, 0) + 1
-        group = ReplayGroup(f"{name} {number}", tuple(sorted(own + filling)), tuple(sorted(filling)))
-        for wave in waves:
-            if all(set(other.machines).isdisjoint(group.machines) for other in wave):
+        own = {x for x in positions if x < machines}
+        filling: list[int] = []
+        passed: list[tuple[int, int]] = []
+        while len(own) + len(filling) < len(positions):
+            times, x = heappop(lent)
+            passed.append((times + (x not in own), x))
+            if x not in own:
+                filling.append(x)
+        for each in passed:
+            heappush(lent, each)
+        group = ReplayGroup(f"{name} {number}", tuple(sorted([*own, *filling])), tuple(sorted(filling)))
+        for wave, busy in waves:
+            if busy.isdisjoint(group.machines):
                 wave.append(group)
+                busy.update(group.machines)
                 break
         else:
-            waves.append([group])
-    return ReplayPhase(f"{name}s", tuple(map(tuple, waves)))
+            waves.append(([group], set(group.machines)))
+    return ReplayPhase(f"{name}s", tuple(tuple(wave) for wave, _ in waves))

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.decisions.blame.first_failure import NEAR_S, WITHIN_S, explanation
 from everstep.decisions.detect.job_facts import FindingSeen
-from everstep.decisions.detect.machine_fault import FINDINGS_LISTED, MACHINE_FAULT, PendingFaults, without
+from everstep.decisions.detect.machine_fault import FINDINGS_WHOLE, MACHINE_FAULT, PendingFaults, without
 from everstep.model.evidence import RankExit
 from everstep.model.finding import Finding, Health, MachineFinding, Owner
 from everstep.model.incident import Symptom
@@ -74,8 +74,8 @@ def test_what_a_thousand_machines_find_at_the_same_time_is_one_anomaly() -> None
     assert anomaly.headline == "m0: GPU 3: it is lost (gpu-lost), and 999 more such faults, on 1000 machines together"
     assert (len(anomaly.machines), len(anomaly.findings), anomaly.more_findings) == (
         1000,
-        FINDINGS_LISTED,
-        1000 - FINDINGS_LISTED,
+        FINDINGS_WHOLE,
+        1000 - FINDINGS_WHOLE,
     )
     assert [len(found.finding.evidence) for found in anomaly.findings[:3]] == [2, 1, 1]
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activities.agents.held_copies import held_of
+from agent.v1 import agent_pb2 as pb
 from everstep.decisions.keep.choose_restore import NOTHING_HELD, choose_restore, readers
 from everstep.errors import CheckpointError
 from everstep.model.machine import Assignment
-from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
+from everstep.model.ranks import Ranks
+from everstep.model.state_copy import StateCopies, Tier, count_of
 from everstep.model.topology import Topology
 from everstep.slots.format import NEVER_USED
+from tests.state_copies import singles
 
 
 def held(
@@ -25,8 +30,8 @@ def held(
     machine: str = "",
     generation: int = 0,
     verified: bool = True,
-) -> StateCopy:
-    return StateCopy(
+) -> StateCopies:
+    return StateCopies.one(
         rank=rank,
         machine=machine or f"m{rank}",
         completed_steps=step,
@@ -47,7 +52,7 @@ FOUR = Assignment(Topology.of(4, 2, 2, 2), ["m0", "m1", "m2", "m3"])
 """Eight ranks on four machines; m0 and m3 hold each other's backups, and so do m1 and m2."""
 
 
-def memory_of(machine: int, step: int) -> list[StateCopy]:
+def memory_of(machine: int, step: int) -> list[StateCopies]:
     """Return the copies in the memory of a machine of ``FOUR``: of its own ranks, and backups of its peer's ranks."""
     own = [held(rank, step, machine=f"m{machine}") for rank in (2 * machine, 2 * machine + 1)]
     peer = 3 - machine
@@ -76,7 +81,7 @@ def test_a_damaged_copy_of_another_tier_is_named_with_it() -> None:
 
 
 def test_an_unused_slot_is_not_damaged() -> None:
-    unused = StateCopy(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
+    unused = StateCopies.one(rank=0, machine="m0", completed_steps=-1, valid=False, reason=NEVER_USED)
 
     assert "m0" not in choose_restore([held(0, 20), unused], size(1)).reason
     assert choose_restore([unused], size(1)).step == 0
@@ -107,8 +112,8 @@ def test_ranks_of_lost_machines_take_their_backups() -> None:
     assert choice.reason == (
         "step 120 is the latest step that all 8 ranks can restore: 4 from their own memory, 4 from backups (m0, m2)"
     )
-    assert {copy.rank // 2 for copy in choice.copies} == lost
-    assert [(copy.rank, copy.tier, copy.machine) for copy in choice.copies] == [
+    assert {copy.ranks.first // 2 for copy in singles(choice.copies)} == lost
+    assert [(copy.ranks.first, copy.tier, copy.machine) for copy in singles(choice.copies)] == [
         (2, Tier.BACKUP, "m2"),
         (3, Tier.BACKUP, "m2"),
         (6, Tier.BACKUP, "m0"),
@@ -133,7 +138,9 @@ def test_only_ranks_that_need_it_use_a_deeper_tier() -> None:
     disk = [held(rank, 120, tier=Tier.DISK, machine=f"m{rank // 2}") for rank in range(8)]
     choice = choose_restore([*disk, *memory], FOUR)
 
-    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(rank, Tier.DISK) for rank in (2, 3, 4, 5)]
+    assert [(copy.ranks.first, copy.tier) for copy in singles(choice.copies)] == [
+        (rank, Tier.DISK) for rank in (2, 3, 4, 5)
+    ]
     assert "4 from their own memory, 4 from disk (m1, m2); not older: owner and peer" in choice.reason
 
 
@@ -157,7 +164,7 @@ def test_the_reason_says_that_all_memory_is_lost() -> None:
 def test_own_memory_on_another_machine_is_copied_too() -> None:
     choice = choose_restore([held(0, 5), held(1, 5, machine="m9")], size(2))
 
-    assert [(copy.rank, copy.tier, copy.machine) for copy in choice.copies] == [(1, Tier.OWN, "m9")]
+    assert [(copy.ranks.first, copy.tier, copy.machine) for copy in singles(choice.copies)] == [(1, Tier.OWN, "m9")]
     assert "1 from memory of (m9)" not in choice.reason
     assert "1 from memory elsewhere (m9)" in choice.reason
 
@@ -195,7 +202,7 @@ def test_a_rollback_without_any_step_is_refused() -> None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopy]]:
+def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopies]]:
     per_machine, machines = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     topology = Topology.of(machines, per_machine)
     names = [f"m{index}" for index in range(machines)]
@@ -212,10 +219,10 @@ def situations(draw: st.DrawFn) -> tuple[Topology, list[str], list[StateCopy]]:
 
 @given(situations(), st.randoms())
 def test_the_chosen_step_is_the_newest_that_all_ranks_can_restore(
-    situation: tuple[Topology, list[str], list[StateCopy]], random: Random
+    situation: tuple[Topology, list[str], list[StateCopies]], random: Random
 ) -> None:
     topology, names, copies = situation
-    valid = {(one.rank, one.completed_steps) for one in copies if one.valid}
+    valid = {(one.ranks.first, one.completed_steps) for one in copies if one.valid}
 
     def common(step: int) -> bool:
         return all((rank, step) in valid for rank in range(topology.world_size))
@@ -233,18 +240,18 @@ def test_the_chosen_step_is_the_newest_that_all_ranks_can_restore(
 
 @given(situations())
 def test_each_rank_restores_its_own_slot_or_a_valid_copy_of_the_first_tier(
-    situation: tuple[Topology, list[str], list[StateCopy]],
+    situation: tuple[Topology, list[str], list[StateCopies]],
 ) -> None:
     topology, names, copies = situation
     choice = choose_restore(copies, Assignment(topology, names))
-    brought = {copy.rank: copy for copy in choice.copies}
-    assert len(brought) == len(choice.copies)
+    brought = {copy.ranks.first: copy for copy in singles(choice.copies)}
+    assert len(brought) == count_of(choice.copies)
     if choice.step <= 0:
         assert not brought
         return
     for rank in range(topology.world_size):
         home = names[topology.machine(rank)]
-        there = [one for one in copies if one.valid and (one.rank, one.completed_steps) == (rank, choice.step)]
+        there = [one for one in copies if one.valid and (one.ranks.first, one.completed_steps) == (rank, choice.step)]
         in_place = any(one.tier == Tier.OWN and one.machine == home for one in there)
         assert in_place == (rank not in brought)
         if copy := brought.get(rank):
@@ -261,10 +268,10 @@ def test_only_own_slots_known_by_their_headers_are_to_be_verified() -> None:
     choice = choose_restore([*own, *brought], size(4))
 
     assert choice.step == 20
-    assert [(copy.rank, copy.tier) for copy in choice.copies] == [(3, Tier.BACKUP)], (
+    assert [(copy.ranks.first, copy.tier) for copy in singles(choice.copies)] == [(3, Tier.BACKUP)], (
         "the backup is verified when it arrives, so it is not listed below"
     )
-    assert [(copy.rank, copy.completed_steps, copy.machine) for copy in choice.unverified] == [
+    assert [(copy.ranks.first, copy.completed_steps, copy.machine) for copy in singles(choice.unverified)] == [
         (0, 20, "m0"),
         (2, 20, "m2"),
     ]
@@ -272,17 +279,19 @@ def test_only_own_slots_known_by_their_headers_are_to_be_verified() -> None:
 
 @given(situations(), st.data())
 def test_an_own_slot_is_restored_only_once_it_is_verified(
-    situation: tuple[Topology, list[str], list[StateCopy]], data: st.DataObject
+    situation: tuple[Topology, list[str], list[StateCopies]], data: st.DataObject
 ) -> None:
     topology, names, copies = situation
     unread = data.draw(st.sets(st.tuples(st.integers(0, topology.world_size - 1), st.integers(0, 6))))
-    copies = [one.model_copy(update={"verified": (one.rank, one.completed_steps) not in unread}) for one in copies]
+    copies = [
+        one.model_copy(update={"verified": (one.ranks.first, one.completed_steps) not in unread}) for one in copies
+    ]
 
     choice = choose_restore(copies, Assignment(topology, names))
 
-    in_place = set(range(topology.world_size)) - {copy.rank for copy in choice.copies}
+    in_place = set(range(topology.world_size)) - {copy.ranks.first for copy in singles(choice.copies)}
     expected = {rank for rank in in_place if (rank, choice.step) in unread} if choice.step > 0 else set()
-    assert {copy.rank for copy in choice.unverified} == expected
+    assert {copy.ranks.first for copy in singles(choice.unverified)} == expected
     assert (
         choice.step
         == choose_restore(
@@ -304,32 +313,37 @@ TOPOLOGY = Topology.of(machines=4, ranks_per_machine=2, tp=2, pp=2)
 """A job with the data-parallel groups 0 2, 1 3, 4 6 and 5 7."""
 
 
-def copies(tier: Tier, ranks: range = range(8)) -> list[CopyToRestore]:
-    return [CopyToRestore(rank=rank, completed_steps=20, tier=tier, machine="m0") for rank in ranks]
-
-
-def digests(*shards: str) -> dict[int, str]:
-    return dict(enumerate(shards))
+def files(tier: Tier, digests: str, topology: Topology = TOPOLOGY) -> list[StateCopies]:
+    """Return the copies of all ranks as a machine lists them, with a digest for each rank; a space: it has none."""
+    wire = {
+        Tier.REMOTE: pb.HeldCheckpoint.REMOTE,
+        Tier.DISK: pb.HeldCheckpoint.DISK,
+        Tier.BACKUP: pb.HeldCheckpoint.BACKUP,
+    }
+    listed = [
+        pb.HeldCheckpoint(rank=rank, completed_steps=20, valid=True, tier=wire[tier], digest=digest.strip())
+        for rank, digest in enumerate(digests)
+    ]
+    assignment = Assignment(topology, [f"m{index}" for index in range(topology.machines)])
+    return held_of({"m0": listed}, assignment)[0]
 
 
 def test_the_first_rank_of_each_group_reads_remote_storage_for_it() -> None:
-    found = readers(copies(Tier.REMOTE), digests("a", "b", "a", "b", "c", "d", "c", "d"), TOPOLOGY)
+    found = readers(files(Tier.REMOTE, "ababcdcd"), TOPOLOGY)
 
     assert found == {2: 0, 3: 1, 6: 4, 7: 5}
 
 
 def test_ranks_with_different_or_unknown_tensors_read_for_themselves() -> None:
-    found = readers(copies(Tier.REMOTE), digests("a", "b", "A", "", "c", "", "c", ""), TOPOLOGY)
+    found = readers(files(Tier.REMOTE, "abA c c "), TOPOLOGY)
 
     assert found == {6: 4}
 
 
 def test_a_disk_is_read_by_its_own_machine_unless_it_is_shared() -> None:
-    same = digests(*"aaaaaaaa")
-
-    assert readers(copies(Tier.DISK), same, TOPOLOGY) == {}
-    assert readers(copies(Tier.DISK), same, TOPOLOGY, disk_shared=True) == {2: 0, 3: 1, 6: 4, 7: 5}
-    assert readers(copies(Tier.BACKUP), same, TOPOLOGY, disk_shared=True) == {}
+    assert readers(files(Tier.DISK, "aaaaaaaa"), TOPOLOGY) == {}
+    assert readers(files(Tier.DISK, "aaaaaaaa"), TOPOLOGY, disk_shared=True) == {2: 0, 3: 1, 6: 4, 7: 5}
+    assert readers(files(Tier.BACKUP, "aaaaaaaa"), TOPOLOGY, disk_shared=True) == {}
 
 
 @given(
@@ -341,14 +355,21 @@ def test_a_reader_reads_for_itself_the_same_bytes_in_the_same_group(
     sizes: tuple[int, int], shards: list[str], ranks: set[int]
 ) -> None:
     topology = Topology.of(machines=8, ranks_per_machine=2, tp=sizes[0], pp=sizes[1])
-    wanted = [one for one in copies(Tier.REMOTE, range(16)) if one.rank in ranks]
+    wanted = [entry.among(Ranks.of(ranks)) for entry in files(Tier.REMOTE, "".join(shards), topology)]
 
-    found = readers(wanted, digests(*shards), topology)
+    found = readers(wanted, topology)
 
     for rank, reader in found.items():
         assert reader not in found
         assert {rank, reader} <= ranks
         assert reader in topology.group(rank, "dp")
         assert shards[rank] == shards[reader]
-    direct = [(topology.group(rank, "dp"), shards[rank]) for rank in ranks if rank not in found]
-    assert len(direct) == len(set(direct)), "every shard is read once for its group"
+    of_first = [topology.group(rank, "dp") for rank in ranks if shards[rank] == shards[topology.group(rank, "dp")[0]]]
+    direct = [topology.group(rank, "dp") for rank in ranks if rank not in found]
+    assert all(direct.count(group) - _others(group, ranks, shards) == 1 for group in of_first), (
+        "the tensors of the first rank of a group are read once for all ranks that have them"
+    )
+
+
+def _others(group: Sequence[int], ranks: set[int], shards: list[str]) -> int:
+    return sum(rank in ranks and shards[rank] != shards[group[0]] for rank in group)

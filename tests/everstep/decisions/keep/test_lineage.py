@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.decisions.keep.lineage import FROM_NOTHING, KEPT, extended, is_ours, usable
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 
-def held(step: int, generation: int, **more: object) -> StateCopy:
-    return StateCopy(rank=0, machine="m0", completed_steps=step, generation=generation, **more)
+def held(step: int, generation: int, **more: object) -> StateCopies:
+    return StateCopies.one(rank=0, machine="m0", completed_steps=step, generation=generation, **more)
 
 
 def test_copies_beyond_the_step_of_a_later_launch_are_disowned() -> None:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.decisions.keep.choose_restore import choose_restore, nearest
+from everstep.decisions.keep.choose_restore import choose_restore, copies_by_step
 from everstep.decisions.keep.lineage import FROM_NOTHING, Runs, is_ours, usable
 from everstep.decisions.keep.starts import choose_start, left_by_earlier_run
 from everstep.errors import CheckpointError
 from everstep.model.job_state import EarlierRun
 from everstep.model.machine import Assignment
 from everstep.model.run_id import is_older, run_id
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 from everstep.model.topology import Topology
 
 A, B, C = (f"20261121-1{hour}0000.000-aaaaaaaa" for hour in range(3))
@@ -23,9 +23,9 @@ TWO = Assignment(Topology.of(2, 1), ["m0", "m1"])
 SIZES = str(TWO.topology)
 
 
-def held(rank: int, step: int, run: str, *, tier: Tier = Tier.DISK, machine: str = "", **more: int) -> StateCopy:
+def held(rank: int, step: int, run: str, *, tier: Tier = Tier.DISK, machine: str = "", **more: int) -> StateCopies:
     topology = SIZES if tier in {Tier.DISK, Tier.REMOTE} else ""
-    return StateCopy(
+    return StateCopies.one(
         rank=rank, machine=machine or f"m{rank}", completed_steps=step, tier=tier, run=run, topology=topology, **more
     )
 
@@ -45,20 +45,20 @@ copies = st.lists(
 
 
 @given(copies)
-def test_all_copies_of_a_step_are_of_one_run(found: list[StateCopy]) -> None:
-    for ranks in nearest(found, TWO).values():
-        assert len({one.run for one in ranks.values()}) == 1
+def test_all_copies_of_a_step_are_of_one_run(found: list[StateCopies]) -> None:
+    for entries in copies_by_step(found, TWO).values():
+        assert len({one.run for one in entries}) == 1
 
 
 @given(copies, st.integers(-1, 4), st.lists(st.integers(0, 4), max_size=2))
 def test_a_job_uses_its_own_copies_and_those_up_to_its_start(
-    found: list[StateCopy], origin: int, later: list[int]
+    found: list[StateCopies], origin: int, later: list[int]
 ) -> None:
     lineage = list(enumerate([origin, *later], start=3))
     by_time = {one.saved_ns: one for one in found}
     usable_ones = usable(found, lineage, runs=Runs(B, (A,)))
-    for ranks in nearest(usable_ones, TWO).values():
-        for one in ranks.values():
+    for entries in copies_by_step(usable_ones, TWO).values():
+        for one in entries:
             source = by_time[one.saved_ns]
             led_here = source.completed_steps <= min([origin, *later]) and source.tier in {Tier.DISK, Tier.REMOTE}
             assert source.run in {"", B} or (source.run == A and led_here)
@@ -69,8 +69,8 @@ def test_a_run_that_has_the_step_for_all_ranks_is_chosen_and_of_two_the_latest()
     choice = choose_restore(mixed, TWO)
     assert choice.step == 20
     assert [copy.tier for copy in choice.copies] == [Tier.DISK, Tier.DISK]
-    newer = nearest([*mixed, held(1, 20, B)], TWO)[20]
-    assert {one.run for one in newer.values()} == {B}
+    newer = copies_by_step([*mixed, held(1, 20, B)], TWO)[20]
+    assert {one.run for one in newer} == {B}
 
 
 def test_a_step_of_which_two_runs_left_a_part_each_is_refused_with_the_reason() -> None:
@@ -104,7 +104,7 @@ def test_all_steps_of_the_run_that_a_job_was_started_from_are_ours_up_to_the_sta
 def test_the_state_at_the_step_of_the_start_is_the_same_in_both_runs() -> None:
     both = [held(0, 120, A, generation=7), held(1, 120, B, tier=Tier.OWN)]
     choice = choose_restore(usable(both, [(1, 120)], runs=Runs(B, (A,))), TWO)
-    assert (choice.step, [copy.rank for copy in choice.copies]) == (120, [0])
+    assert (choice.step, [copy.ranks.first for copy in choice.copies]) == (120, [0])
 
 
 def test_a_copy_that_failed_is_not_confused_with_another_save_of_its_step() -> None:
@@ -147,7 +147,7 @@ def test_complete_steps_of_older_runs_can_be_used() -> None:
 
 @given(copies, st.sampled_from(["", B]), st.none() | st.integers(1, 4))
 def test_no_start_mixes_runs_but_at_the_step_from_which_the_last_one_began(
-    found: list[StateCopy], last: str, at: int | None
+    found: list[StateCopies], last: str, at: int | None
 ) -> None:
     earlier = EarlierRun(run=last, origin_runs=[A], lineage=[(3, 2)])
     with contextlib.suppress(CheckpointError):

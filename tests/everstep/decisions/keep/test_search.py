@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from everstep.decisions.keep.search import merged, unanswered
 from everstep.model.evidence import Evidence, Unlisted
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 
 MACHINES = ("m0", "m1", "m2", "m3")
 
 
 def test_each_copy_is_added_once() -> None:
-    known = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.DISK, valid=False, reason="cut off")
+    known = StateCopies.one(rank=0, machine="m0", completed_steps=20, tier=Tier.DISK, valid=False, reason="cut off")
     again = known.model_copy(update={"valid": True})
-    new = StateCopy(rank=0, machine="m0", completed_steps=20, tier=Tier.REMOTE)
+    new = StateCopies.one(rank=0, machine="m0", completed_steps=20, tier=Tier.REMOTE)
 
     evidence = merged(Evidence(generation=3, held=[known]), Evidence(generation=0, held=[again, new], disk_shared=True))
 

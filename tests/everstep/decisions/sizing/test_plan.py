@@ -145,7 +145,7 @@ def test_ranks_that_share_a_core_are_slower() -> None:
     assert few.hash_rate == pytest.approx(load().hash_rate / 2)
 
 
-@given(loads, st.integers(1, 32), st.integers(0, 8), st.floats(0, 1))
+@given(loads, st.integers(1, 32), st.integers(0, 8), st.just(0.0) | st.floats(1e-6, 1))
 def test_backups_never_exceed_their_limits(job: Load, connections: int, cards: int, share: float) -> None:
     policy = job.policy.model_copy(update={"transfer_connections": connections, "backup_card_share": share})
     job = replace(job, policy=policy, hardware=job.hardware.model_copy(update={"cards": cards}))

@@ -16,6 +16,7 @@ from everstep.decisions.act.recover.confirm import (
     showing_of,
 )
 from everstep.model.launch import Confirmation, Showing
+from everstep.model.ranks import Ranks
 from everstep.model.recovery_policy import RecoveryPolicy
 
 POLICY = RecoveryPolicy(confirm={"alive_s": 10})
@@ -144,7 +145,7 @@ def test_a_call_of_the_optimizer_is_a_step_of_a_script_that_did_not_join() -> No
 def test_a_rank_that_never_showed_a_step_needs_only_to_live() -> None:
     stepping = replace(STARTED, attached=False, optimizer_steps=5)
     server = replace(STARTED, rank=1, attached=False)
-    without_server = Showing(kind="calls", silent=[1])
+    without_server = Showing(kind="calls", silent=Ranks.of([1]))
 
     assert judged(stepping, server, showing=without_server).confirmed
     assert not judged(stepping, replace(server, alive=False, code=1), showing=without_server).ok
@@ -194,16 +195,17 @@ def test_a_certain_kind_of_steps_is_not_replaced_by_a_less_certain_kind(
 ) -> None:
     order = ["", "calls", "steps"]
 
-    showing = showing_of([(rank, loop, steps) for rank, (loop, steps) in enumerate(seen)], known)
+    showing = showing_of([(Ranks.of([rank]), loop, steps) for rank, (loop, steps) in enumerate(seen)], known)
 
     assert order.index(showing.kind) >= order.index(known.kind)
     assert all(seen[rank] == (False, 0) for rank in showing.silent)
 
 
 def test_a_rank_counts_as_silent_only_once_others_made_several_steps_without_it() -> None:
-    assert showing_of([(0, False, 1), (1, False, 0)], NOTHING) == CALLS
-    assert showing_of([(0, False, 3), (1, False, 0), (2, False, -1)], NOTHING).silent == [1]
-    assert showing_of([(0, True, 0), (1, True, 0)], CALLS) == STEPS
+    first, second, third = (Ranks.of([rank]) for rank in range(3))
+    assert showing_of([(first, False, 1), (second, False, 0)], NOTHING) == CALLS
+    assert showing_of([(first, False, 3), (second, False, 0), (third, False, -1)], NOTHING).silent == second
+    assert showing_of([(first | second, True, 0)], CALLS) == STEPS
     assert showing_of([], CALLS) == CALLS, "lost ranks show nothing, so the known kind of steps remains"
 
 

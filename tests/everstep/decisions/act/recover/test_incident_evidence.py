@@ -13,8 +13,10 @@ from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
 from everstep.model.machine import Machine
-from everstep.model.state_copy import Restored, StateCopy, Tier
+from everstep.model.places import Places
+from everstep.model.state_copy import Restored, StateCopies, Tier
 from tests.rank_ends import exited
+from tests.state_copies import singles
 
 SPEC = JobSpec(name="job", script="/job.py", machines=3, ranks_per_machine=2)
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(3)]
@@ -34,13 +36,17 @@ def stopped(step: int, ranks: range = range(6), **more: Any) -> list[RankExit]:
     ]
 
 
-def held(step: int, ranks: range = range(6), **more: Any) -> list[StateCopy]:
-    return [StateCopy(rank=rank, machine=f"m{rank // 2}", completed_steps=step, generation=1, **more) for rank in ranks]
-
-
-def backups(step: int, ranks: range, machine: str) -> list[StateCopy]:
+def held(step: int, ranks: range = range(6), **more: Any) -> list[StateCopies]:
     return [
-        StateCopy(rank=rank, machine=machine, completed_steps=step, generation=1, tier=Tier.BACKUP) for rank in ranks
+        StateCopies.one(rank=rank, machine=f"m{rank // 2}", completed_steps=step, generation=1, **more)
+        for rank in ranks
+    ]
+
+
+def backups(step: int, ranks: range, machine: str) -> list[StateCopies]:
+    return [
+        StateCopies.one(rank=rank, machine=machine, completed_steps=step, generation=1, tier=Tier.BACKUP)
+        for rank in ranks
     ]
 
 
@@ -71,7 +77,7 @@ def test_ranks_of_an_emptied_machine_are_restored_from_their_backups_and_later_s
     state.record_launch(restore)
 
     assert restore.step == 20
-    assert [(copy.rank, copy.tier, copy.machine) for copy in restore.copies] == [
+    assert [(copy.ranks.first, copy.tier, copy.machine) for copy in restore.copies] == [
         (4, Tier.BACKUP, "m1"),
         (5, Tier.BACKUP, "m1"),
     ]
@@ -142,17 +148,17 @@ def test_a_copy_that_failed_is_not_chosen_again_until_the_job_is_resumed() -> No
     state = case()
     evidence = state.merge_evidence(m2_empty())
     on_disk = [
-        StateCopy(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
+        StateCopies.one(rank=4, machine="m2", completed_steps=20, generation=1, tier=Tier.DISK),
         *[copy.model_copy(update={"completed_steps": 19}) for copy in evidence.held],
     ]
     evidence = evidence.model_copy(update={"held": [*evidence.held, *on_disk]})
-    bad = StateCopy(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
+    bad = StateCopies.one(rank=4, machine="m1", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="checksum")
 
     assert state.record_restored(Restored(failed=[bad]))
     second = state.choose(evidence)
-    assert (second.step, second.copies[0].tier) == (20, Tier.DISK)
+    assert (second.step, singles(second.copies)[0].tier) == (20, Tier.DISK)
     assert "checksum" in second.reason
-    assert state.record_restored(Restored(unreached=[bad.model_copy(update={"machine": "m2", "tier": Tier.DISK})]))
+    assert state.record_restored(Restored(unreached=[bad.changed(places=Places({"m2": "4"}), tier=Tier.DISK)]))
     assert state.choose(evidence).step == 19
     assert [copy.tier for copy in state.unreached] == [Tier.DISK]
     assert not state.record_restored(Restored())
@@ -196,7 +202,7 @@ def test_a_slot_that_its_rank_reported_as_damaged_is_named_and_not_chosen() -> N
     restore = state.choose(state.merge_evidence(Evidence(generation=2, exits=exits, held=copies)))
 
     assert restore.step == 20
-    assert [(copy.rank, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
+    assert [(copy.ranks.first, copy.tier) for copy in restore.copies] == [(1, Tier.BACKUP)]
     assert "rank 1 on m0: its rank could not restore it" in restore.reason
 
     again = state.choose(state.merge_evidence(Evidence(generation=2, exits=exits, held=[*held(20), *held(19)])))
@@ -230,9 +236,9 @@ def test_a_verified_slot_is_not_verified_again_before_the_next_launch() -> None:
         Evidence(generation=1, exits=stopped(20), held=[*held(20, verified=False), *held(19, verified=False)])
     )
     first = state.choose(evidence)
-    assert [copy.rank for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
+    assert [copy.ranks.first for copy in first.unverified] == [0, 1, 2, 3, 4, 5]
 
-    failed = [StateCopy(**first.unverified[5].model_dump(), valid=False, reason="its contents do not match")]
+    failed = [first.unverified[5].changed(valid=False, reason="its contents do not match")]
     assert state.record_restored(Restored(verified=list(first.unverified[:5]), failed=failed))
 
     second = state.choose(evidence)
@@ -241,7 +247,7 @@ def test_a_verified_slot_is_not_verified_again_before_the_next_launch() -> None:
     )
     with_backup = state.choose(evidence.model_copy(update={"held": [*evidence.held, *backups(20, range(5, 6), "m0")]}))
     assert (with_backup.step, with_backup.unverified) == (20, ())
-    assert [(copy.rank, copy.tier) for copy in with_backup.copies] == [(5, Tier.BACKUP)]
+    assert [(copy.ranks.first, copy.tier) for copy in with_backup.copies] == [(5, Tier.BACKUP)]
 
     state.record_launch(with_backup)
     assert not state.verified, "after a launch, the ranks may have changed the slots"

@@ -25,15 +25,16 @@ from everstep.model.job import JobSpec
 from everstep.model.ladder import Rung, TriedRung
 from everstep.model.launch import Launched, Showing
 from everstep.model.machine import Machine
+from everstep.model.ranks import Ranks
 from everstep.model.slow import SlowResult
 from everstep.model.stage import StageRecord
-from everstep.model.state_copy import CopyToRestore, StateCopy, Tier
+from everstep.model.state_copy import StateCopies
 from everstep.model.version import JobVersion, VersionStatus
 
 MACHINES = [Machine(name="m0", address="127.0.0.1:1")]
 SPEC = JobSpec(name="gpt", script="/job.py", machines=1)
 FAILURE = Failure(generation=1, step=3, symptom=Symptom.CRASH, cause="SIGKILL")
-COPY = StateCopy(rank=0, machine="m0", completed_steps=3, valid=False, reason="damaged")
+COPY = StateCopies.one(rank=0, machine="m0", completed_steps=3, valid=False, reason="damaged")
 TRIED = TriedRung(rung=Rung.DIAGNOSE, symptom=Symptom.CRASH, generation=1)
 XID = MachineFinding(machine="m0", finding=Finding(inspection="kernel-log", reason="xid-79", since_ns=5))
 CHANGE = VersionChange(2, "it is new", suspect="the former one failed", asked=True)
@@ -70,10 +71,9 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     "list[Machine]": st.just(MACHINES),
     Anomaly: st.just(opened().anomaly),
     Continued: st.sampled_from(Continued),
-    Showing: st.just(Showing(kind="steps", silent=[1])),
+    Showing: st.just(Showing(kind="steps", silent=Ranks.of([1]))),
     "list[Failure]": st.lists(st.just(FAILURE), max_size=2),
-    "list[StateCopy]": st.lists(st.just(COPY), max_size=2),
-    "list[CopyToRestore]": st.just([CopyToRestore(rank=0, completed_steps=3, tier=Tier.OWN, machine="m0")]),
+    "list[StateCopies]": st.lists(st.just(COPY), max_size=2),
     "list[MachineFinding]": st.lists(st.just(XID), max_size=2),
     "list[TriedRung]": st.lists(st.just(TRIED), max_size=2),
     "set[Rung]": st.sets(st.sampled_from(Rung)),

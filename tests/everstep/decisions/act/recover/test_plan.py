@@ -20,7 +20,7 @@ from everstep.model.ladder import Rung, RungMode
 from everstep.model.launch import Showing
 from everstep.model.machine import Machine
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 from everstep.model.version import CodeVersion, JobVersion, VersionStatus
 
 MACHINES = [Machine(name=f"m{index}", address=f"127.0.0.1{index}:1") for index in range(2)]
@@ -43,7 +43,7 @@ def state(**fields: Any) -> IncidentState:
 
 def evidence(step: int = 20, **fields: Any) -> Evidence:
     exits = [RankExit(rank=rank, machine=f"m{rank}", signal=9, completed_steps=21) for rank in range(2)]
-    held = [StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, generation=1) for rank in range(2)]
+    held = [StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=step, generation=1) for rank in range(2)]
     return Evidence(**({"generation": 1, "exits": exits, "held": held} | fields))
 
 
@@ -105,7 +105,7 @@ def test_an_operator_overrules_most_rules(fields: dict[str, Any]) -> None:
 def test_an_operator_does_not_overrule_rules_about_impossible_restarts() -> None:
     silent = plan_restart(evidence(unreachable=["m1"]), state(), by_operator=True)
     assert decided(silent) == (Action.PARK, "machine-silent") and not silent.by_operator
-    stuck = StateCopy(rank=1, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="no room")
+    stuck = StateCopies.one(rank=1, machine="m0", completed_steps=20, tier=Tier.BACKUP, valid=False, reason="no room")
     found = evidence(held=[])
     plan = plan_restart(found, state(unreached=[stuck], bad=[stuck]), by_operator=True)
     assert decided(plan) == (Action.PARK, "copies-out-of-reach")
@@ -114,15 +114,15 @@ def test_an_operator_does_not_overrule_rules_about_impossible_restarts() -> None
 NAN = Anomaly(id="n", generation=1, symptom=Symptom.NOT_FINITE, headline="the loss is NaN since step 18", not_after=18)
 
 
-def copies(*steps: int, tier: Tier = Tier.OWN) -> list[StateCopy]:
+def copies(*steps: int, tier: Tier = Tier.OWN) -> list[StateCopies]:
     return [
-        StateCopy(rank=rank, machine=f"m{rank}", completed_steps=step, generation=1, tier=tier)
+        StateCopies.one(rank=rank, machine=f"m{rank}", completed_steps=step, generation=1, tier=tier)
         for step in steps
         for rank in range(2)
     ]
 
 
-def stopped(*held: StateCopy, **fields: Any) -> Evidence:
+def stopped(*held: StateCopies, **fields: Any) -> Evidence:
     exits = [RankExit(rank=rank, machine=f"m{rank}", stopped_by_us=True, completed_steps=21) for rank in range(2)]
     return evidence(exits=exits, held=list(held), **fields)
 

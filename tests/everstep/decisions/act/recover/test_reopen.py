@@ -11,7 +11,7 @@ from everstep.decisions.keep.lineage import extended, usable
 from everstep.model.evidence import Evidence
 from everstep.model.incident import Failure, Left, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.state_copy import StateCopy
+from everstep.model.state_copy import StateCopies
 
 LAUNCHES = st.lists(st.integers(0, 100), max_size=5)
 
@@ -30,7 +30,7 @@ def test_no_generation_that_was_launched_is_launched_again(generation: int, step
 def test_steps_that_a_closed_incident_launched_are_used() -> None:
     left = Left(how="terminated", launches=[(2, 20), (3, 20)], resume_step=20)
     lineage = extended([(1, -1)], left.launches)
-    copies = [StateCopy(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
+    copies = [StateCopies.one(rank=0, machine="m0", completed_steps=step, generation=3) for step in (20, 24)]
 
     assert usable(copies, lineage) == copies
 
@@ -38,8 +38,8 @@ def test_steps_that_a_closed_incident_launched_are_used() -> None:
 def test_the_launches_of_a_deleted_incident_are_not_known_and_their_steps_are_not_used() -> None:
     left = Left(how="deleted", known=False)
     lineage = extended([(1, -1)], [*left.launches, (newest_generation(1, left) + 1, 20)])
-    known, unknown = (StateCopy(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
-    beyond = StateCopy(rank=0, machine="m0", completed_steps=22, generation=3)
+    known, unknown = (StateCopies.one(rank=0, machine="m0", completed_steps=20, generation=one) for one in (1, 3))
+    beyond = StateCopies.one(rank=0, machine="m0", completed_steps=22, generation=3)
 
     assert newest_generation(1, left) > 100
     assert known in usable([known, unknown, beyond], lineage)

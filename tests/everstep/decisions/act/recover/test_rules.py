@@ -12,7 +12,7 @@ from everstep.decisions.act.versions.next_version import VersionChange
 from everstep.model.evidence import Evidence, RankExit
 from everstep.model.incident import Failure, Symptom
 from everstep.model.recovery_policy import RecoveryPolicy
-from everstep.model.state_copy import StateCopy, Tier
+from everstep.model.state_copy import StateCopies, Tier
 from tests.rank_ends import exited
 
 POLICY = RecoveryPolicy()
@@ -209,7 +209,9 @@ def test_an_exception_of_every_rank_after_its_first_steps_is_tried_again() -> No
 
 
 def test_a_job_does_not_begin_from_nothing_while_copies_are_out_of_reach() -> None:
-    stuck = StateCopy(rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2")
+    stuck = StateCopies.one(
+        rank=4, machine="m1", completed_steps=19, tier=Tier.BACKUP, valid=False, reason="no room on m2"
+    )
 
     decision = decide(facts(restore_step=0, unreached=(stuck,)), POLICY)
 

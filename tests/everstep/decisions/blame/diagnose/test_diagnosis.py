@@ -19,7 +19,7 @@ from everstep.decisions.blame.diagnose.diagnosis import (
     passed,
     unsure_tests,
 )
-from everstep.model.diagnosis import Diagnosis, DiagnosticResult, PairResult
+from everstep.model.diagnosis import BadLink, Diagnosis, DiagnosticResult, MachineDiagnosis, PairResult
 from everstep.model.finding import Finding, Health
 
 
@@ -181,6 +181,23 @@ def test_the_common_machine_of_several_broken_links_gets_the_findings() -> None:
 
     assert [link.machines for link in found.links] == [("m1", "m2"), ("m1", "m3")]
     assert [(one.machine, one.finding.item) for one in findings_of_tests(found)] == [("m1", "m2"), ("m1", "m3")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]), max_size=20))
+def test_each_broken_link_is_one_finding_of_its_machine_with_most_of_them(pairs: list[tuple[int, int]]) -> None:
+    machines = [MachineDiagnosis(machine=f"m{number}", verdict=Health.HEALTHY) for number in range(8)]
+    links = [BadLink(machines=(f"m{a}", f"m{b}"), test="nic", text="timed out") for a, b in pairs]
+    found = findings_of_tests(Diagnosis(machines=machines, links=links))
+
+    left = [set(pair) for pair in pairs]
+    for number, item in ((int(one.machine[1:]), int(one.finding.item[1:])) for one in found):
+        broken = {each: sum(each in pair for pair in left) for each in (number, item)}
+        others = found[len(pairs) - len(left) - 1].machine if len(left) < len(pairs) else ""
+        if others != f"m{number}":  # the first finding of this machine
+            most = max(range(8), key=lambda each: (sum(each in pair for pair in left), each))
+            assert number == most, broken
+        left.remove({number, item})
+    assert left == []
 
 
 def test_a_bandwidth_far_below_the_others_is_a_fault_and_a_low_one_is_unknown() -> None:
