@@ -304,7 +304,7 @@ def translate(address: str, error: grpc.aio.AioRpcError, *, tls: bool = False) -
     details = error.details() or error.code().name
     kind = error_of(error.code())
     if kind is AgentRefuses or VERIFY_FAILED in details:
-        other = " It is of another release." if error.code() is grpc.StatusCode.UNIMPLEMENTED else ""
+        other = ". It is of another release" if error.code() is grpc.StatusCode.UNIMPLEMENTED else ""
         return AgentRefuses(
             f"the agent at {address} and this process do not accept each other: {details}"
             f"{other}{_tls_hint(address, details, tls=tls)}"

@@ -12,7 +12,7 @@ import pytest
 from agent.client import AgentClient
 from agent.fake import METHODS, NEVER, Answer, FakeAgent
 from agent.v1 import agent_pb2 as pb
-from everstep.errors import AgentError, AgentUnreachable, ConfigError, Fenced, StillDying
+from everstep.errors import AgentRefuses, AgentUnreachable, ConfigError, Fenced, StillDying
 
 STOP = pb.StopRequest(job="gpt", generation=1)
 
@@ -50,10 +50,12 @@ async def test_an_error_is_the_one_that_a_real_agent_is_understood_to_have(error
 
 async def test_what_has_no_answer_is_refused_as_by_an_older_agent() -> None:
     async with asking() as (_, client):
-        with pytest.raises(AgentError, match="refused: this fake agent has no answer to StartStore") as caught:
+        with pytest.raises(
+            AgentRefuses, match="this fake agent has no answer to StartStore. It is of another release"
+        ) as caught:
             await client.start_store(pb.StartStoreRequest(job="gpt"))
         assert caught.value.__cause__.code().name == "UNIMPLEMENTED"  # type: ignore[union-attr]
-        with pytest.raises(AgentError, match="no answer to Observe"):
+        with pytest.raises(AgentRefuses, match="no answer to Observe"):
             await anext(client.observe(pb.ObserveRequest()))
 
 

@@ -15,7 +15,7 @@ from controlplane.client import Control
 from controlplane.local import cluster as local
 from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
-from everstep.errors import AgentError, AgentUnreachable
+from everstep.errors import AgentRefuses, AgentUnreachable
 
 NAME = "trial"
 SCRIPT = "import everstep, os, time\nprint(os.environ, flush=True)\nrun = everstep.join()\ntime.sleep(600)\n"
@@ -37,10 +37,10 @@ async def refusal_of(client: AgentClient) -> str:
     while True:
         try:
             await client.describe()
+        except AgentRefuses as error:
+            return str(error)
         except AgentUnreachable:  # on a busy machine the agent may not answer yet
             continue
-        except AgentError as error:
-            return str(error)
         return "answered"
 
 
