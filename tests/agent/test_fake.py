@@ -50,9 +50,7 @@ async def test_an_error_is_the_one_that_a_real_agent_is_understood_to_have(error
 
 async def test_what_has_no_answer_is_refused_as_by_an_older_agent() -> None:
     async with asking() as (_, client):
-        with pytest.raises(
-            AgentRefuses, match="this fake agent has no answer to StartStore. It is of another release"
-        ) as caught:
+        with pytest.raises(AgentRefuses, match=r"no answer to StartStore\. It is of another release") as caught:
             await client.start_store(pb.StartStoreRequest(job="gpt"))
         assert caught.value.__cause__.code().name == "UNIMPLEMENTED"  # type: ignore[union-attr]
         with pytest.raises(AgentRefuses, match="no answer to Observe"):
