@@ -23,13 +23,15 @@ from typing import Any
 import torch
 
 from benchmarks import checkpoint_exchange, checkpoint_restore, checkpoint_saves, checkpoint_throughput
-from benchmarks.checkpoint_rank import SIDES
+from benchmarks.checkpoint_rank import PARAMETERS, SIDES
 from benchmarks.checkpoint_throughput import Case
 from benchmarks.common import Row, finish, say, show, show_json
 
 LARGE = 512
 SIZES = (64, LARGE)
 """Sizes of a rank's state, MB."""
+MANY = 667
+"""Number of parameters of a model with many: 2,001 tensors are saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Part:
 
 def saves(quick: bool) -> Part:
     """Measure the cost of a save for the training thread."""
-    sizes = SIZES[:1] if quick else SIZES
-    found = checkpoint_saves.measure(sizes, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
+    states = [(SIZES[0], PARAMETERS)] if quick else [(size, count) for size in SIZES for count in (PARAMETERS, MANY)]
+    found = checkpoint_saves.measure(states, rounds=1 if quick else 3, steps=6 if quick else 10, sides=list(SIDES))
     return Part(
         [row for size in found for row in size.rows()],
         [size.table() for size in found],

@@ -28,7 +28,7 @@ from benchmarks.peers.savers import Saver
 FIRST = 3
 """Number of saves at the start that touch new memory: one for each slot of everstep. Other sides have fewer buffers."""
 PARAMETERS = 8
-"""Number of the model's tensors; with two moments each, 24 large tensors are saved."""
+"""Usual number of the model's tensors; with two moments each, 24 large tensors are saved."""
 SIZE = {"cpu": 1024, "cuda": 8192}
 """Size of the matrices that a step multiplies, which keeps the cores busy but not the memory."""
 
@@ -49,6 +49,7 @@ class Settings:
     rank: int
     ranks: int
     device: str = "cpu"
+    parameters: int = PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,14 @@ class Work:
         megabytes: Size of parameters and both moments, 10^6 bytes.
         calls: Number of matrix products in a step.
         device: ``cpu`` or ``cuda``.
+        parameters: Number of the model's tensors, which are equally large.
     """
 
-    def __init__(self, megabytes: float, calls: int, device: str = "cpu") -> None:
+    def __init__(self, megabytes: float, calls: int, device: str = "cpu", parameters: int = PARAMETERS) -> None:
         torch.manual_seed(1)
-        each = int(megabytes * 1e6) // (3 * PARAMETERS * 4)
+        each = int(megabytes * 1e6) // (3 * parameters * 4)
         shape = (each // 64, 64)
-        self.model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=device)) for _ in range(PARAMETERS))
+        self.model = nn.ParameterList(nn.Parameter(torch.randn(shape, device=device)) for _ in range(parameters))
         self._gradients = [torch.full_like(parameter, 1e-3) for parameter in self.model]
         self._differentiate()
         self.optimizer = Timed(self.model.parameters(), lr=1e-6, fused=True)
@@ -167,7 +169,7 @@ def main() -> None:
     if not settings.calls:
         result = {"calls_per_second": calibrate(settings.device)}
     else:
-        work = Work(settings.megabytes, settings.calls, settings.device)
+        work = Work(settings.megabytes, settings.calls, settings.device, settings.parameters)
         work.update()  # makes the optimizer's moments
         saver = SIDES[settings.side](work.model, work.optimizer, Path(settings.folder), settings.rank)
         first, samples = train(work, saver, settings)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint_rank import FIRST, SIDES, Sample, Settings
+from benchmarks.checkpoint_rank import FIRST, PARAMETERS, SIDES, Sample, Settings
 from benchmarks.common import Row, Spread, rows_of, say
 from benchmarks.peers import environments
 from benchmarks.peers.savers import DLROVER_RUN, clean_dlrover
@@ -54,10 +54,17 @@ class Saves:
 
     megabytes: int
     ranks: int = RANKS
+    parameters: int = PARAMETERS
+    """Number of the model's tensors; with two moments each, three times as many are saved."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     first: dict[str, list[Sample]] = field(default_factory=dict)
     """Samples of the first saves, which touch new memory."""
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def what(self) -> str:
+        """The state in words."""
+        return f"{self.megabytes} MB in {3 * self.parameters:,} tensors"
 
     def blocking(self, side: str) -> list[float]:
         """Return the blocking times of the saves, without the wait for earlier saves, seconds."""
@@ -65,7 +72,7 @@ class Saves:
 
     def rows(self) -> list[Row]:
         """Return rows that compare everstep with the other sides."""
-        name = f"save of {self.megabytes} MB blocks"
+        name = f"save of {self.what} blocks"
         ours = self.blocking("everstep")
         rows = rows_of(f"{name}, DLRover", "s", ours, self.blocking(DLROVER), aim=AGAINST_DLROVER)
         rows += rows_of(f"{name}, DCP's stager", "s", ours, self.blocking("DCP stager"), aim=AGAINST_STAGER)
@@ -74,13 +81,13 @@ class Saves:
         first = _blocking(self.first.get("everstep", []))
         for side in (DLROVER, "DCP stager", "blocking copy"):
             fresh = _blocking(self.first.get(side, []))
-            rows += rows_of(f"first {FIRST} saves of {self.megabytes} MB block, {side}", "s", first, fresh, aim=None)
+            rows += rows_of(f"first {FIRST} saves of {self.what} block, {side}", "s", first, fresh, aim=None)
         return rows
 
     def table(self) -> str:
         """Return a table with a line for each side."""
         lines = [
-            f"Saves of {self.megabytes} MB a rank, {self.ranks} ranks (s)",
+            f"Saves of {self.what} a rank, {self.ranks} ranks (s)",
             f"  {'':18} {'blocking':>8} {'p90':>8} {'max':>8}   "
             f"{'save':>8} {'gate':>8} {'earlier':>8} {'step':>8} {'n':>4}",
         ]
@@ -116,16 +123,16 @@ def _lines(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     return lines
 
 
-def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
-    """Let the sides take turns, in reverse order in every second round; return the samples for each size.
+def measure(states: Sequence[tuple[int, int]], *, rounds: int, steps: int, sides: Sequence[str]) -> list[Saves]:
+    """Let the sides take turns, in reverse order in every second round; return the samples for each state.
 
     Args:
-        sizes: Sizes of a rank's state, MB.
+        states: For each state of a rank, its size, MB, and the number of parameters.
         rounds: Number of turns of each side.
         steps: Number of saves that are measured in a turn.
         sides: Names of the sides.
     """
-    results = [Saves(size) for size in sizes]
+    results = [Saves(size, parameters=parameters) for size, parameters in states]
     interpreters = {side: Path(sys.executable) for side in sides}
     if DLROVER in interpreters:
         try:
@@ -140,7 +147,9 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
             order = list(interpreters) if turn % 2 == 0 else list(interpreters)[::-1]
             for side in order:
                 try:
-                    turned = run_turn(side, interpreters[side], result.megabytes, calls, steps=steps)
+                    turned = run_turn(
+                        side, interpreters[side], result.megabytes, calls, steps=steps, parameters=result.parameters
+                    )
                 except PeerFailed as error:
                     result.failures.append(f"{side}: {error}")
                     say(result.failures[-1])
@@ -148,7 +157,7 @@ def measure(sizes: Sequence[int], *, rounds: int, steps: int, sides: Sequence[st
                 result.samples.setdefault(side, []).extend(turned.steady)
                 result.first.setdefault(side, []).extend(turned.first)
                 blocked = Spread.of(_blocking(turned.steady))
-                say(f"{result.megabytes} MB, round {turn + 1} of {rounds}: {side} blocks {blocked.median:.4f} s")
+                say(f"{result.what}, round {turn + 1} of {rounds}: {side} blocks {blocked.median:.4f} s")
         result.samples = {side: result.samples[side] for side in SIDES if side in result.samples}
         result.first = {side: result.first[side] for side in result.samples}
     return results
@@ -163,7 +172,15 @@ def calibrate(ranks: int = RANKS, device: str = "cpu") -> int:
 
 
 def run_turn(
-    side: str, interpreter: Path, megabytes: int, calls: int, *, steps: int, ranks: int = RANKS, device: str = "cpu"
+    side: str,
+    interpreter: Path,
+    megabytes: int,
+    calls: int,
+    *,
+    steps: int,
+    ranks: int = RANKS,
+    device: str = "cpu",
+    parameters: int = PARAMETERS,
 ) -> Turn:
     """Run one side's turn.
 
@@ -173,7 +190,8 @@ def run_turn(
     with scratch() as folder:
         run = folder.name
         settings = [
-            Settings(side, megabytes, calls, WARM, steps, str(folder), rank, ranks, device) for rank in range(ranks)
+            Settings(side, megabytes, calls, WARM, steps, str(folder), rank, ranks, device, parameters)
+            for rank in range(ranks)
         ]
         variables = {DLROVER_RUN: run, "DLROVER_LOG_LEVEL": "WARNING"} if side == DLROVER else {}
         if side.startswith("everstep"):

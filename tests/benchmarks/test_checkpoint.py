@@ -34,7 +34,7 @@ def test_saves_are_held_against_dlrover_and_the_stager() -> None:
     )
     met = {row.name: row.met for row in found.rows() if row.aim}
     assert met == {
-        f"save of 64 MB blocks, {peer}, {label}": peer == "DLRover"
+        f"save of 64 MB in 24 tensors blocks, {peer}, {label}": peer == "DLRover"
         for peer in ("DLRover", "DCP's stager")
         for label in ("median", "p90", "maximum")
     }
@@ -47,9 +47,9 @@ def test_first_saves_have_rows_and_lines_of_their_own() -> None:
         first={"everstep": samples(0.03, 0.05), "blocking copy": samples(0.04)},
     )
     rows = {row.name: row for row in found.rows()}
-    first = rows["first 3 saves of 64 MB block, blocking copy, maximum"]
+    first = rows["first 3 saves of 64 MB in 24 tensors block, blocking copy, maximum"]
     assert (first.ours, first.peer, first.aim) == (0.05, 0.04, None)
-    assert rows["save of 64 MB blocks, blocking copy, maximum"].ours == 0.002
+    assert rows["save of 64 MB in 24 tensors blocks, blocking copy, maximum"].ours == 0.002
     _, below = found.table().split("The first 3 of each turn:")
     assert "0.0500" in below and "0.0020" not in below
 

@@ -56,7 +56,7 @@ def test_a_peer_that_cannot_be_installed_is_told_with_the_command(tmp_path: Path
 
 def test_the_checkpoint_benchmark_names_dlrover_when_it_cannot_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_saves, "calibrate", lambda: 1)
-    found = checkpoint_saves.measure([1], rounds=0, steps=1, sides=["none", checkpoint_saves.DLROVER])
+    found = checkpoint_saves.measure([(1, 8)], rounds=0, steps=1, sides=["none", checkpoint_saves.DLROVER])
     assert len(found[0].failures) == 1
     assert re.match(r"DLRover memory: .* pip install .*dlrover==0\.6\.1", found[0].failures[0])
 
