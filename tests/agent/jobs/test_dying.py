@@ -180,5 +180,5 @@ async def test_activities_wait_for_dying_ranks_and_name_them(agent: RunningAgent
     freezer.let_go()
     gone = await perform(stop, environment, agents=pool)
     assert not gone.dying
-    assert {end.rank for end in gone.exits} == {0, 1}
+    assert {rank for end in gone.exits for rank in end.ranks} == {0, 1}
     await pool.close()

@@ -104,8 +104,10 @@ async def test_steps_on_disk_survive_the_agent_the_memory_and_the_job(agent: Run
     later = await common_beyond(job, first)
 
     await agent.client.persist(pb.PersistRequest(job=job.name, generation=1, step=later + LEAD))
-    reply = await job.progress(lambda reply: all(rank.saved.disk_step >= later + LEAD for rank in reply.ranks))
-    assert all(rank.saved.disk_wanted == -1 and not rank.saved.disk_problem for rank in reply.ranks)
+    reply = await job.progress(
+        lambda reply: all(rank.saved.disk_step >= later + LEAD and rank.saved.disk_wanted == -1 for rank in reply.ranks)
+    )
+    assert not any(rank.saved.disk_problem for rank in reply.ranks)
 
     stopped = steps_of(list((await job.stop()).checkpoints))
     whole = max(set(stopped[0]) & set(stopped[1]))
