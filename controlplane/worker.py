@@ -38,7 +38,7 @@ from controlplane.settings_files import notice_settings
 from everstep import __version__
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import LoggedErrors
-from everstep.errors import ClusterError, LedgerError
+from everstep.errors import ClusterError
 from everstep.rank import environment
 from workflows.registry import WORKFLOWS, sandbox
 from workflows.start_activity import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
@@ -126,7 +126,7 @@ async def open_patiently(ledger: Ledger) -> None:
     while True:
         try:
             await ledger.call(Ledger.ready)
-        except LedgerError as error:
+        except Exception as error:  # a damaged file may raise any error, and must not end the worker
             if troubles.is_new("ledger", error):
                 log.warning("waiting for the ledger; jobs start and recover without it", error=str(error))
             await asyncio.sleep(wait.next_s())

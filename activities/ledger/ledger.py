@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select, update
 
-from activities.ledger.database import POOL_SIZE, LedgerUrl, connect, reading, writing
+from activities.ledger.database import DAMAGED, POOL_SIZE, LedgerUrl, connect, reading, writing
 from activities.ledger.migrate import migrate
 from activities.ledger.records import (
     CodeVersionRecord,
@@ -142,6 +142,9 @@ class Ledger:
     def ready(self) -> Engine:
         """Open the ledger and bring its tables up to date, unless that was done.
 
+        A file that is cut off, or that is no database, is noticed here. Damage inside the file is noticed by the call
+        that meets it, or by :meth:`check`, which reads the whole file. A killed process does not damage the file.
+
         Raises:
             LedgerError: the ledger is unreachable, is damaged, is newer than this release, or another thread opens it.
         """
@@ -167,7 +170,7 @@ class Ledger:
             _make(file)
         engine = connect(self.url)
         try:
-            migrate(engine, self.url, check=self._create)
+            migrate(engine, self.url)
         except BaseException:
             engine.dispose()
             raise
@@ -347,6 +350,19 @@ class Ledger:
                 )
 
     # Reads.
+
+    def check(self) -> None:
+        """Read the whole SQLite file, which takes seconds for each GB; PostgreSQL checks its own pages.
+
+        Raises:
+            LedgerError: the file is damaged.
+        """
+        if self.url.file is None:
+            return
+        with self._reading() as connection:
+            answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        if answer != "ok":
+            raise LedgerError(f"the ledger {self.url}: {answer}; {DAMAGED}")
 
     def jobs(self) -> list[LedgerJob]:
         """Return all runs of all jobs, newest first."""
