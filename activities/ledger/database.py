@@ -161,8 +161,8 @@ def explained(url: LedgerUrl) -> Iterator[None]:
 
 
 DAMAGED = (
-    "the file is damaged: move it away (workers make a new ledger at once), or stop the workers and put a backup in its "
-    "place, without the files -wal and -shm"
+    "the file is damaged: move it away (workers make a new ledger at once), or stop the workers and put a backup in "
+    "its place, without the files -wal and -shm"
 )
 _ADVICE = (
     (("malformed", "not a database"), DAMAGED),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from activities.ledger.records import (
     PersonVerdict,
 )
 from activities.ledger.statements import (
+    DOCUMENTS,
+    Document,
     as_json,
     clean,
     fill,
@@ -261,6 +264,7 @@ class Ledger:
             "symptom": str(anomaly.symptom),
             "headline": clean(anomaly.headline),
             "anomaly": as_json(anomaly),
+            "quiet_s": anomaly.quiet_s,
             "seen_ns": anomaly.seen_ns or None,
             "opened_ns": opened_ns,
         }
@@ -290,6 +294,7 @@ class Ledger:
             "evicted": report.evicted,
             "recovered": report.recovered and report.confirmed,
             "report": as_json(report),
+            "stages": [(clean(one.name), one.seconds) for one in report.timings if math.isfinite(one.seconds)],
         }
         with self._writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
@@ -379,11 +384,22 @@ class Ledger:
             return [GenerationRecord.model_validate(row) for row in rows]
 
     def incidents(
-        self, job: str | None = None, *, limit: int | None = None, since_ns: int | None = None
+        self,
+        job: str | None = None,
+        *,
+        limit: int | None = None,
+        since_ns: int | None = None,
+        documents: Sequence[Document] = (),
     ) -> list[IncidentRecord]:
-        """Return the incidents of all runs, newest first, without their events; ``since_ns``: only those that began
-        later."""
-        query = incident_query().order_by(
+        """Return the incidents of all runs, newest first, without their events.
+
+        Args:
+            job: Only incidents of this job.
+            limit: At most this many.
+            since_ns: Only those that began later, nanoseconds.
+            documents: The large parts that are read; the others are None in the answer.
+        """
+        query = incident_query(documents).order_by(
             func.coalesce(Incidents.opened_ns, Incidents.closed_ns, 0).desc(),
             Incidents.run.desc(),
             Incidents.number.desc(),
@@ -399,7 +415,7 @@ class Ledger:
     def incident(self, id: str) -> IncidentRecord | None:
         """Return an incident with its events; if its id was used twice, the newest incident with this id."""
         with self._reading() as connection:
-            query = incident_query().where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
+            query = incident_query(DOCUMENTS).where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
             row = connection.execute(query).mappings().first()
             if row is None:
                 return None

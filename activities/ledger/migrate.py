@@ -19,7 +19,7 @@ from everstep.errors import LedgerError
 if TYPE_CHECKING:  # most ledgers are up to date and need no alembic, which is slow to import
     from alembic.config import Config
 
-HEAD = "0004"
+HEAD = "0001"
 """The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
 """The name of the table with the revision. Alembic's default name is not used, because a PostgreSQL database may also

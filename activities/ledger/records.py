@@ -65,7 +65,7 @@ class IncidentEventRecord(LedgerAnswer):
 
 
 class IncidentRecord(LedgerAnswer):
-    """An incident; only ``Ledger.incident`` also returns its events."""
+    """An incident; only ``Ledger.incident`` also returns its events and all of its documents."""
 
     id: str
     """The id of the incident's workflow, ``incident/<job>/<number>``."""
@@ -91,6 +91,8 @@ class IncidentRecord(LedgerAnswer):
     recovered: bool | None = None
     """Whether the job was recovered; None while the incident is open."""
     report: dict[str, Any] | None = None
+    cleaned_ns: int | None = None
+    """When its documents, events and samples were deleted, because they were old or the ledger was too large."""
     problem: str = ""
     """A text about the columns that cannot be read and are left out; empty: all columns are readable."""
     events: list[IncidentEventRecord] = Field(default_factory=list)

@@ -180,8 +180,8 @@ def doctor(
     """Show what everstep needs on this computer and on the cluster's machines, what is missing, and how to get it.
 
     The command checks Python, torch, Temporal, shared memory, pidfd, addresses and ports, disk, Go, py-spy and
-    PostgreSQL on this computer. It also reads the whole ledger, in seconds for each GB, and says if its file is damaged.
-    It changes nothing.
+    PostgreSQL on this computer. It reads the whole ledger too, which takes seconds for each GB, and says if its file is
+    damaged. It changes nothing.
 
     With an inventory, every agent also checks its own rights and limits, e.g. whether it may read the kernel log and
     the stacks of ranks, its network, GPUs and clock, and whether it reaches the agent of the next machine in the list.

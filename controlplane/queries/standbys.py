@@ -163,7 +163,7 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
     count = machines or max(sizes, default=0)
     if not start_ns or not count:
         return None
-    incidents = ledger.incidents()
+    incidents = ledger.incidents(documents=["evidence"])
     evicted = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in one.evicted]
     seen = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in _in_job(one)]
     return record_from(evicted, seen, machines=count, start_ns=start_ns, until_ns=now_ns)
