@@ -183,6 +183,7 @@ def _postgresql() -> Examined:
 
 
 def _ledger(url: str) -> Examined:
+    from activities.ledger.cleaning import ledger_size
     from activities.ledger.database import LedgerUrl
     from activities.ledger.ledger import Ledger
 
@@ -192,7 +193,7 @@ def _ledger(url: str) -> Examined:
             return Examined(name="ledger", status="ok", found=f"{file}: there is none yet; workers make it")
         with Ledger.open(url, create=False) as ledger:
             ledger.check()
-            return Examined(name="ledger", status="ok", found=str(ledger.url))
+            return Examined(name="ledger", status="ok", found=f"{ledger.url}: {ledger_size(ledger).line()}")
     except LedgerError as error:
         return Examined(name="ledger", status="missing", found=str(error), remedy="see the message")
 

@@ -354,7 +354,7 @@ def test_a_row_of_which_a_part_cannot_be_read_harms_no_other_one(ledger: Ledger)
     ledger.job_started(spec(), started_ns=1 * S)
     for number in (1, 2):
         ledger.incident_opened(f"incident/gpt/000{number}", anomaly(seen_ns=number), opened_ns=number)
-    with ledger._writing("gpt") as connection:
+    with ledger.writing("gpt") as connection:
         connection.exec_driver_sql("UPDATE incidents SET evicted = '{}' WHERE number = 1")
         connection.exec_driver_sql("UPDATE incident_documents SET evidence = '[7]' WHERE number = 1")
 
