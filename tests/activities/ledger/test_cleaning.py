@@ -163,7 +163,7 @@ async def test_a_worker_cleans_by_itself_until_it_is_done_and_again_after_an_err
     def damaged(*_: object, **__: object) -> int:
         raise LedgerError("damaged")
 
-    monkeypatch.setattr(cleaning.asyncio, "sleep", waited)
+    monkeypatch.setattr("activities.ledger.cleaning.asyncio.sleep", waited)
     with pytest.raises(TimeoutError):
         await keep_clean(ledger, Retention())
 
