@@ -38,6 +38,8 @@ def recorded_case(incident: IncidentRecord, run: LedgerJob, samples: Sequence[tu
         LedgerError: the incident is open, or the ledger has neither the end of a rank, nor a hang, nor a finding.
     """
     report = incident.parsed_report()
+    if incident.cleaned:
+        raise LedgerError(f"{incident.id} cannot be recorded any more: {incident.cleaned}")
     if report is None:
         raise LedgerError(f"{incident.id} is open, or its report cannot be read: record it when it is closed")
     spec = JobSpec.model_validate(run.spec or {})

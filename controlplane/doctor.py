@@ -20,7 +20,7 @@ from controlplane.local import cluster as local_cluster
 from controlplane.local import ports, temporal_binary, temporal_server
 from controlplane.local.cluster_file import everstep_home
 from everstep.base.text import listed
-from everstep.errors import ClusterError, ConfigError
+from everstep.errors import ClusterError, ConfigError, LedgerError
 from everstep.model.finding import Health
 
 Status = Literal["ok", "missing", "optional", "unknown"]
@@ -46,13 +46,16 @@ class Examined(BaseModel):
     """The machines of the inventory that it is about; empty: this computer."""
 
 
-def examine(inventory: Path | None = None) -> list[Examined]:
+def examine(inventory: Path | None = None, ledger: str = "") -> list[Examined]:
     """Run all checks; a check that raises an error counts as ``missing``.
 
     Args:
         inventory: File with the machines of a deployed cluster, whose agents check them; None: no such machines.
+        ledger: URL of a ledger, which is read as a whole; empty: there is none.
     """
     results = [_guarded(check) for check in CHECKS]
+    if ledger:
+        results.append(_ledger(ledger))
     if inventory is None:
         return results
     try:
@@ -177,6 +180,22 @@ def _postgresql() -> Examined:
     return Examined(
         name="postgresql", status="ok", found=f"driver psycopg {psycopg.__version__} (the default is SQLite)"
     )
+
+
+def _ledger(url: str) -> Examined:
+    from activities.ledger.cleaning import ledger_size
+    from activities.ledger.database import LedgerUrl
+    from activities.ledger.ledger import Ledger
+
+    try:
+        file = LedgerUrl(url).file
+        if file is not None and not file.exists():
+            return Examined(name="ledger", status="ok", found=f"{file}: there is none yet; workers make it")
+        with Ledger.open(url, create=False) as ledger:
+            ledger.check()
+            return Examined(name="ledger", status="ok", found=f"{ledger.url}: {ledger_size(ledger).line()}")
+    except LedgerError as error:
+        return Examined(name="ledger", status="missing", found=str(error), remedy="see the message")
 
 
 def _of_machines(path: Path) -> list[Examined]:

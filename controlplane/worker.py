@@ -20,6 +20,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.worker import Worker
 
+from activities.ledger.cleaning import keep_clean
 from activities.ledger.ledger import Ledger
 from activities.ledger.machine_events import EventWriter
 from activities.notices.announcer import Announcer
@@ -38,7 +39,8 @@ from controlplane.settings_files import notice_settings
 from everstep import __version__
 from everstep.base.backoff import Backoff
 from everstep.base.log_once import LoggedErrors
-from everstep.errors import ClusterError, LedgerError
+from everstep.errors import ClusterError
+from everstep.model.retention import Retention
 from everstep.rank import environment
 from workflows.registry import WORKFLOWS, sandbox
 from workflows.start_activity import HEARTBEAT_THROTTLE, STICKY_TIMEOUT
@@ -120,19 +122,21 @@ async def connect_patiently(
     return None
 
 
-async def open_patiently(ledger: Ledger) -> None:
-    """Open the ledger, and try again until that succeeds. Meanwhile jobs start and recover without it."""
+async def keep_ledger(ledger: Ledger, retention: Retention) -> None:
+    """Open the ledger, and try again until that succeeds; then keep it clean. Meanwhile jobs start and recover without
+    it."""
     wait, troubles = Backoff(*LEDGER_RETRY_S), LoggedErrors()
     while True:
         try:
             await ledger.call(Ledger.ready)
-        except LedgerError as error:
+        except Exception as error:  # a damaged file may raise any error, and must not end the worker
             if troubles.is_new("ledger", error):
                 log.warning("waiting for the ledger; jobs start and recover without it", error=str(error))
             await asyncio.sleep(wait.next_s())
         else:
             log.info("the ledger is open", ledger=str(ledger.url))
-            return
+            break
+    await keep_clean(ledger, retention)
 
 
 async def run_worker(
@@ -144,6 +148,7 @@ async def run_worker(
     temporal_metrics: str = "",
     notices: Path | None = None,
     versions: str = "",
+    retention: Retention | None = None,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT.
 
@@ -155,6 +160,7 @@ async def run_worker(
         temporal_metrics: ``host:port`` for the metrics of Temporal's SDK; empty: none are served.
         notices: File with the receivers of notices; None: no receivers.
         versions: Folder or URL of the store of versions; empty: there is none.
+        retention: How long the ledger keeps details, and how large it may become; None: the defaults.
 
     Raises:
         ConfigError: metrics cannot be served on an address, or the file of receivers is wrong.
@@ -195,8 +201,8 @@ async def run_worker(
 
         await served.enter_async_context(metrics_server(metrics, watcher, events, times, task_queue))
     async with served, worker, asyncio.TaskGroup() as group:
-        loops = [open_patiently(ledger), watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run()]
-        loops += [keep_pool(client, task_queue), times.run()]
+        loops = [watcher.run(), events.run(), LeftoverCleaner(client, agents, task_queue).run(), times.run()]
+        loops += [keep_ledger(ledger, retention or Retention()), keep_pool(client, task_queue)]
         if receivers.receiver:
             ui_url = os.environ.get(environment.UI_URL, "")
             loops.append(Announcer(client, receivers, task_queue, ui_url, paced_jobs=watcher.paced_jobs).run())

@@ -160,8 +160,12 @@ def explained(url: LedgerUrl) -> Iterator[None]:
         raise LedgerError(f"the ledger {url}: {reason}; {_advice(reason)}") from error
 
 
+DAMAGED = (
+    "the file is damaged: move it away (workers make a new ledger at once), or stop the workers and put a backup in "
+    "its place, without the files -wal and -shm"
+)
 _ADVICE = (
-    (("malformed", "not a database"), "the file is damaged: move it away (a new ledger is made) or restore a backup"),
+    (("malformed", "not a database"), DAMAGED),
     (("unable to open", "readonly", "permission"), "check that the folder exists and may be written"),
     (
         ("locked", "lock timeout"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select, update
 
-from activities.ledger.database import POOL_SIZE, LedgerUrl, connect, reading, writing
+from activities.ledger.database import DAMAGED, POOL_SIZE, LedgerUrl, connect, reading, writing
 from activities.ledger.migrate import migrate
 from activities.ledger.records import (
     CodeVersionRecord,
@@ -32,6 +33,8 @@ from activities.ledger.records import (
     PersonVerdict,
 )
 from activities.ledger.statements import (
+    DOCUMENTS,
+    Document,
     as_json,
     clean,
     fill,
@@ -142,6 +145,9 @@ class Ledger:
     def ready(self) -> Engine:
         """Open the ledger and bring its tables up to date, unless that was done.
 
+        A file that is cut off, or that is no database, is noticed here. Damage inside the file is noticed by the call
+        that meets it, or by :meth:`check`, which reads the whole file. A killed process does not damage the file.
+
         Raises:
             LedgerError: the ledger is unreachable, is damaged, is newer than this release, or another thread opens it.
         """
@@ -167,7 +173,7 @@ class Ledger:
             _make(file)
         engine = connect(self.url)
         try:
-            migrate(engine, self.url, check=self._create)
+            migrate(engine, self.url)
         except BaseException:
             engine.dispose()
             raise
@@ -201,7 +207,7 @@ class Ledger:
         Returns:
             The numbers that earlier runs of this name have used; the new run continues from them.
         """
-        with self._writing(spec.name) as connection:
+        with self.writing(spec.name) as connection:
             stub = (Jobs.name == spec.name) & (Jobs.started_ns == 0)
             known = connection.scalar(select(Jobs.run).where(Jobs.name == spec.name, Jobs.started_ns == started_ns))
             if known is None:
@@ -222,7 +228,7 @@ class Ledger:
     def job_ended(self, job: str, *, ended_ns: int, outcome: str) -> None:
         """Close the newest run of a job among the runs that had started by ``ended_ns``, so that a late attempt does
         not close a later run."""
-        with self._writing(job) as connection:
+        with self.writing(job) as connection:
             run = run_to_write(connection, job, by_ns=ended_ns)
             connection.execute(
                 update(Jobs)
@@ -248,7 +254,7 @@ class Ledger:
         self._generation(job, generation, {"stepped_ns": stepped_ns or None})
 
     def _generation(self, job: str, generation: int, learned: dict[str, Any]) -> None:
-        with self._writing(job) as connection:
+        with self.writing(job) as connection:
             fill(connection, Generations, {"run": run_to_write(connection, job), "generation": generation}, learned)
 
     def incident_opened(self, id: str, anomaly: Anomaly, *, opened_ns: int) -> None:
@@ -258,6 +264,7 @@ class Ledger:
             "symptom": str(anomaly.symptom),
             "headline": clean(anomaly.headline),
             "anomaly": as_json(anomaly),
+            "quiet_s": anomaly.quiet_s,
             "seen_ns": anomaly.seen_ns or None,
             "opened_ns": opened_ns,
         }
@@ -270,7 +277,7 @@ class Ledger:
     def incident_event(self, id: str, position: int, *, time_ns: int, stage: str, text: str) -> None:
         """Note an observation, a decision or an action of an incident; positions give the order and start at 1."""
         row = {"time_ns": time_ns, "stage": clean(stage), "text": clean(text)}
-        with self._writing(incident_parts(id)[0]) as connection:
+        with self.writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             fill(connection, IncidentEvents, key | {"position": position}, row)
 
@@ -287,8 +294,9 @@ class Ledger:
             "evicted": report.evicted,
             "recovered": report.recovered and report.confirmed,
             "report": as_json(report),
+            "stages": [(clean(one.name), one.seconds) for one in report.timings if math.isfinite(one.seconds)],
         }
-        with self._writing(incident_parts(id)[0]) as connection:
+        with self.writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, learned)
             if report.failures:  # the watcher may have reported only a consequence of the first failure
                 row = (Incidents.run == key["run"]) & (Incidents.number == key["number"])
@@ -296,7 +304,7 @@ class Ledger:
 
     def add_samples(self, id: str, looks: Sequence[tuple[int, str, int, bytes]]) -> None:
         """Keep whole stacks of ranks, each with the number of its sample, the machine, the time (ns) and the answer."""
-        with self._writing(incident_parts(id)[0]) as connection:
+        with self.writing(incident_parts(id)[0]) as connection:
             key = fill_incident(connection, id, {})
             rows = [
                 key | {"look": look, "machine": clean(machine), "time_ns": time_ns, "data": data}
@@ -309,19 +317,19 @@ class Ledger:
     def verdict_given(self, incident: IncidentRecord, *, was: str, operator: str, note: str, time_ns: int) -> None:
         """Keep what a person decided about the cause of an incident; earlier decisions are kept, too."""
         row = {"was": was, "operator": clean(operator), "note": clean(note), "time_ns": time_ns}
-        with self._writing(incident.job) as connection:
+        with self.writing(incident.job) as connection:
             statement = insert(connection, IncidentVerdicts)
             key = {"run": incident.run, "number": incident.number}
             connection.execute(statement.values({**key, **row}).on_conflict_do_nothing())
 
     def _incident(self, id: str, learned: dict[str, Any]) -> None:
-        with self._writing(incident_parts(id)[0]) as connection:
+        with self.writing(incident_parts(id)[0]) as connection:
             fill_incident(connection, id, learned)
 
     def machine_events_seen(self, events: Sequence[MachineEventRecord]) -> None:
         """Keep several observations in one transaction."""
         rows = [{name: clean(value) for name, value in event.model_dump().items()} for event in events]
-        with self._writing("machine events") as connection:
+        with self.writing("machine events") as connection:
             for start in range(0, len(rows), _CHUNK):
                 chunk = rows[start : start + _CHUNK]
                 connection.execute(insert(connection, MachineEvents).values(chunk).on_conflict_do_nothing())
@@ -332,14 +340,14 @@ class Ledger:
         The key is job, kind and start. An interval with ``end_ns`` None is open; call again with the same key to set
         its end.
         """
-        with self._writing(job) as connection:
+        with self.writing(job) as connection:
             key = {"run": run_to_write(connection, job), "kind": kind, "start_ns": start_ns}
             fill(connection, Intervals, key, {"end_ns": end_ns, "cause": clean(cause) or None})
 
     def versions_seen(self, job: str, versions: Sequence[JobVersion], *, seen_ns: int) -> None:
         """Keep the versions of a job's newest run, with their state at ``seen_ns``. A stored state that was seen later
         is not replaced."""
-        with self._writing(job) as connection:
+        with self.writing(job) as connection:
             run = run_to_write(connection, job, by_ns=seen_ns)
             for version in versions:
                 fill_latest(
@@ -348,26 +356,50 @@ class Ledger:
 
     # Reads.
 
+    def check(self) -> None:
+        """Read the whole SQLite file, which takes seconds for each GB; PostgreSQL checks its own pages.
+
+        Raises:
+            LedgerError: the file is damaged.
+        """
+        if self.url.file is None:
+            return
+        with self.reading() as connection:
+            answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+        if answer != "ok":
+            raise LedgerError(f"the ledger {self.url}: {answer}; {DAMAGED}")
+
     def jobs(self) -> list[LedgerJob]:
         """Return all runs of all jobs, newest first."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(select(Jobs.__table__).order_by(Jobs.started_ns.desc(), Jobs.run.desc()))
             return [LedgerJob.model_validate(row) for row in rows]
 
     def generations(self, job: str) -> list[GenerationRecord]:
         """Return the launches of a job's newest run, in order."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 select(Generations.__table__).where(Generations.run == newest_run(job)).order_by(Generations.generation)
             )
             return [GenerationRecord.model_validate(row) for row in rows]
 
     def incidents(
-        self, job: str | None = None, *, limit: int | None = None, since_ns: int | None = None
+        self,
+        job: str | None = None,
+        *,
+        limit: int | None = None,
+        since_ns: int | None = None,
+        documents: Sequence[Document] = (),
     ) -> list[IncidentRecord]:
-        """Return the incidents of all runs, newest first, without their events; ``since_ns``: only those that began
-        later."""
-        query = incident_query().order_by(
+        """Return the incidents of all runs, newest first, without their events.
+
+        Args:
+            job: Only incidents of this job.
+            limit: At most this many.
+            since_ns: Only those that began later, nanoseconds.
+            documents: The large parts that are read; the others are None in the answer.
+        """
+        query = incident_query(documents).order_by(
             func.coalesce(Incidents.opened_ns, Incidents.closed_ns, 0).desc(),
             Incidents.run.desc(),
             Incidents.number.desc(),
@@ -377,13 +409,13 @@ class Ledger:
             query = query.where(begun >= since_ns)
         if job is not None:
             query = query.where(Jobs.name == job)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [incident_record(row) for row in connection.execute(query.limit(limit)).mappings()]
 
     def incident(self, id: str) -> IncidentRecord | None:
         """Return an incident with its events; if its id was used twice, the newest incident with this id."""
-        with self._reading() as connection:
-            query = incident_query().where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
+        with self.reading() as connection:
+            query = incident_query(DOCUMENTS).where(Incidents.id == id).order_by(Incidents.run.desc()).limit(1)
             row = connection.execute(query).mappings().first()
             if row is None:
                 return None
@@ -405,7 +437,7 @@ class Ledger:
             )
             .order_by(IncidentVerdicts.time_ns)
         )
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = [PersonVerdict.model_validate(row) for row in connection.execute(query).all()]
         return list({(row.incident, row.run): row for row in rows}.values())
 
@@ -417,7 +449,7 @@ class Ledger:
             .where(IncidentLooks.run == newest, IncidentLooks.number == incident_parts(id)[1])
             .order_by(IncidentLooks.look, IncidentLooks.machine)
         )
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [(look, machine, time_ns, data) for look, machine, time_ns, data in connection.execute(query)]
 
     def versions(self, job: str, *, all_runs: bool = False) -> list[CodeVersionRecord]:
@@ -425,7 +457,7 @@ class Ledger:
         query = version_query().where(Jobs.name == job).order_by(Jobs.started_ns, Jobs.run, CodeVersions.number)
         if not all_runs:
             query = query.where(Jobs.run == newest_run(job))
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [CodeVersionRecord.model_validate(dict(row)) for row in connection.execute(query).mappings()]
 
     def machine_events(
@@ -437,13 +469,13 @@ class Ledger:
             query = query.where(MachineEvents.job == job)
         if kind is not None:
             query = query.where(MachineEvents.kind == kind)
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query.limit(limit)).all()
         return [MachineEventRecord.model_validate(row) for row in reversed(rows)]
 
     def intervals(self, job: str) -> list[Interval]:
         """Return how the newest run of a job spent its time, from noted intervals, launches and incidents."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return intervals(connection, newest_run(job))
 
     def ettr(
@@ -457,7 +489,7 @@ class Ledger:
             window_s: The length of a sliding window up to now, seconds; None: since the start.
             quiet_since_ns: The time since which no rank has stepped; None: ranks step, or it is not known.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             run = newest_run(job)
             return ettr_of_run(connection, run, now_ns=now_ns, window_s=window_s, quiet_since_ns=quiet_since_ns)
 
@@ -480,13 +512,15 @@ class Ledger:
             parked: Id of an open incident → whether the job is parked now, if it is known.
         """
         run = newest_run(job) if isinstance(job, str) else this_run(job)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return spent_of_run(
                 connection, run, now_ns=now_ns, since_ns=since_ns, quiet_since_ns=quiet_since_ns, parked=parked or {}
             )
 
-    def _reading(self) -> AbstractContextManager[Connection]:
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Open a transaction that only reads."""
         return reading(self.ready(), self.url)
 
-    def _writing(self, lock: str) -> AbstractContextManager[Connection]:
+    def writing(self, lock: str) -> AbstractContextManager[Connection]:
+        """Open a transaction that writes; no other one with the same lock name runs at the same time."""
         return writing(self.ready(), self.url, lock)

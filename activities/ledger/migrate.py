@@ -19,7 +19,7 @@ from everstep.errors import LedgerError
 if TYPE_CHECKING:  # most ledgers are up to date and need no alembic, which is slow to import
     from alembic.config import Config
 
-HEAD = "0004"
+HEAD = "0001"
 """The newest revision in ``migrations/versions``."""
 VERSION_TABLE = "everstep_ledger_version"
 """The name of the table with the revision. Alembic's default name is not used, because a PostgreSQL database may also
@@ -28,7 +28,7 @@ hold tables of other programs."""
 _ALEMBIC = threading.Lock()  # alembic keeps its context in module globals
 
 
-def migrate(engine: Engine, url: LedgerUrl, to: str = "head", *, check: bool = True) -> None:
+def migrate(engine: Engine, url: LedgerUrl, to: str = "head") -> None:
     """Upgrade to a revision, in one transaction that holds a lock.
 
     If two workers start at the same time, the second waits for the first and then has nothing to do. A kill in the
@@ -39,8 +39,6 @@ def migrate(engine: Engine, url: LedgerUrl, to: str = "head", *, check: bool = T
             release cannot use it.
     """
     with reading(engine, url) as connection:
-        if check:  # it reads the whole file, so commands leave it to workers
-            _check_file(connection, url)
         revision = _revision(connection)
         if to == "head" and revision == HEAD:
             return
@@ -65,16 +63,6 @@ def configuration() -> Config:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
-
-
-def _check_file(connection: Connection, url: LedgerUrl) -> None:
-    if connection.dialect.name != "sqlite":
-        return
-    answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if answer != "ok":
-        raise LedgerError(
-            f"the ledger {url} is damaged ({answer}): move it away (a new one is made) or restore a backup"
-        )
 
 
 def _revision(connection: Connection) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -65,7 +66,7 @@ class IncidentEventRecord(LedgerAnswer):
 
 
 class IncidentRecord(LedgerAnswer):
-    """An incident; only ``Ledger.incident`` also returns its events."""
+    """An incident; only ``Ledger.incident`` also returns its events and all of its documents."""
 
     id: str
     """The id of the incident's workflow, ``incident/<job>/<number>``."""
@@ -91,6 +92,8 @@ class IncidentRecord(LedgerAnswer):
     recovered: bool | None = None
     """Whether the job was recovered; None while the incident is open."""
     report: dict[str, Any] | None = None
+    cleaned_ns: int | None = None
+    """When its documents, events and samples were deleted, because they were old or the ledger was too large."""
     problem: str = ""
     """A text about the columns that cannot be read and are left out; empty: all columns are readable."""
     events: list[IncidentEventRecord] = Field(default_factory=list)
@@ -100,6 +103,14 @@ class IncidentRecord(LedgerAnswer):
         """The time of the fault; if it is not known, the time at which the incident was opened. The times in a report
         count from here."""
         return self.seen_ns or self.opened_ns
+
+    @property
+    def cleaned(self) -> str:
+        """A text about its details, if they were deleted; empty: they were not."""
+        if self.cleaned_ns is None:
+            return ""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.cleaned_ns / 1e9))
+        return f"its details were deleted on {day} by a worker's --ledger-days or --ledger-gib"
 
     def parsed_report(self) -> IncidentReport | None:
         """Return the report; None: there is none, or this release cannot read it."""

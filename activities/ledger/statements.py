@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection, RowMapping, ScalarSelect, Select, func, select
@@ -18,6 +18,7 @@ from activities.ledger.records import (
 from activities.ledger.tables import (
     CodeVersions,
     Generations,
+    IncidentDocuments,
     Incidents,
     Intervals,
     Jobs,
@@ -29,6 +30,9 @@ from everstep.model.job_state import incident_workflow_id
 from everstep.model.stage import Stage
 from everstep.model.version import JobVersion
 
+Document = Literal["anomaly", "evidence", "report"]
+"""A large part of an incident, which is read only where it is needed."""
+DOCUMENTS: tuple[Document, ...] = get_args(Document)
 _INCIDENT_ID = re.compile(r"incident/(?P<job>[^/]+)/(?P<number>[0-9]+)")
 
 
@@ -115,16 +119,25 @@ def run_to_write(connection: Connection, job: str, by_ns: int | None = None) -> 
 
 
 def fill_incident(connection: Connection, id: str, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Insert an incident's row, or fill its columns that are NULL; returns the key of the row."""
+    """Insert an incident's row and its documents, or fill their columns that are NULL; returns the key of the rows."""
     job, number = incident_parts(id)
     key = {"run": run_to_write(connection, job), "number": number}
-    fill(connection, Incidents, key, {"id": incident_workflow_id(job, number), **learned})
+    columns = {name: value for name, value in learned.items() if name not in DOCUMENTS}
+    fill(connection, Incidents, key, {"id": incident_workflow_id(job, number), **columns})
+    if documents := {str(name): value for name, value in learned.items() if name in DOCUMENTS}:
+        fill(connection, IncidentDocuments, key, documents)
     return key
 
 
-def incident_query() -> Select[Any]:
-    """Return a query for all incidents, with the names of their jobs."""
-    return select(Jobs.name.label("job"), Incidents.__table__).join_from(Incidents, Jobs, Incidents.run == Jobs.run)
+def incident_query(documents: Iterable[Document]) -> Select[Any]:
+    """Return a query for all incidents, with the names of their jobs and some documents."""
+    columns = [getattr(IncidentDocuments, name) for name in documents]
+    query = select(Jobs.name.label("job"), Incidents.__table__, *columns)
+    query = query.join_from(Incidents, Jobs, Incidents.run == Jobs.run)
+    if columns:
+        ours = (IncidentDocuments.run == Incidents.run) & (IncidentDocuments.number == Incidents.number)
+        query = query.outerjoin(IncidentDocuments, ours)
+    return query
 
 
 def incident_record(row: RowMapping, events: Iterable[IncidentEventRecord] = ()) -> IncidentRecord:
@@ -149,21 +162,15 @@ def intervals(connection: Connection, run: ScalarSelect[int]) -> list[Interval]:
     generations = connection.execute(select(Generations.__table__).where(Generations.run == run))
     launches = [Launch(row.launched_ns, row.stepped_ns) for row in generations if row.launched_ns is not None]
     columns = Incidents.id, Incidents.seen_ns, Incidents.opened_ns, Incidents.closed_ns, Incidents.resolution
-    incidents = connection.execute(select(*columns, Incidents.anomaly).where(Incidents.run == run))
+    incidents = connection.execute(select(*columns, Incidents.quiet_s).where(Incidents.run == run))
     outages = [
-        Outage(row.id, seen_ns - _quiet_ns(row.anomaly), row.closed_ns)
+        Outage(row.id, seen_ns - int((row.quiet_s or 0.0) * 1e9), row.closed_ns)
         for row in incidents
         if (seen_ns := row.seen_ns or row.opened_ns) is not None and row.resolution != Stage.OBSERVED
     ]
     if started_ns := connection.scalar(select(Jobs.started_ns).where(Jobs.run == run)):
         spans += unproductive(started_ns, launches, outages)
     return sorted(spans, key=lambda interval: interval.start_ns)
-
-
-def _quiet_ns(anomaly: Mapping[str, Any] | None) -> int:
-    """Return for how long the job had not stepped when the anomaly was seen, nanoseconds; 0: it is not known."""
-    quiet_s = (anomaly or {}).get("quiet_s") or 0.0
-    return int(quiet_s * 1e9) if isinstance(quiet_s, int | float) else 0
 
 
 def gaps(connection: Connection, run: ScalarSelect[int], *, finished: bool) -> list[str]:

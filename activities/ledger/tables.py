@@ -78,7 +78,10 @@ class Generations(LedgerTable):
 
 
 class Incidents(LedgerTable):
-    """One row per incident; its number is unique within a run."""
+    """One row per incident; its number is unique within a run.
+
+    The row is small and is never deleted: the ETTR of a run is computed from it, and its number is not used again.
+    """
 
     __tablename__ = "incidents"
     __table_args__ = (Index(None, "id"), Index(None, "opened_ns"))
@@ -90,8 +93,8 @@ class Incidents(LedgerTable):
     correlation_id: Mapped[str | None]
     symptom: Mapped[str | None]
     headline: Mapped[str | None]
-    anomaly: Mapped[dict[str, Any] | None]
-    evidence: Mapped[dict[str, Any] | None]
+    quiet_s: Mapped[float | None]
+    """For how long the job had not stepped when the anomaly was seen, seconds."""
     seen_ns: Mapped[int | None]
     opened_ns: Mapped[int | None]
     closed_ns: Mapped[int | None]
@@ -102,6 +105,22 @@ class Incidents(LedgerTable):
     seconds: Mapped[float | None]
     evicted: Mapped[list[str] | None]
     recovered: Mapped[bool | None]
+    stages: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    """The stages of its report in order, each as a list of its name and its seconds."""
+    cleaned_ns: Mapped[int | None]
+    """When its details were deleted, because they were old or the ledger was too large."""
+
+
+class IncidentDocuments(LedgerTable):
+    """The large parts of an incident, apart from its row, so that a query of many incidents does not read them."""
+
+    __tablename__ = "incident_documents"
+    __table_args__ = (ForeignKeyConstraint(["run", "number"], ["incidents.run", "incidents.number"]),)
+
+    run: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    anomaly: Mapped[dict[str, Any] | None]
+    evidence: Mapped[dict[str, Any] | None]
     report: Mapped[dict[str, Any] | None]
 
 
@@ -123,7 +142,7 @@ class MachineEvents(LedgerTable):
     """The agents' observations. The time is in the key, because an agent that has lost its log counts from 1 again."""
 
     __tablename__ = "machine_events"
-    __table_args__ = (Index(None, "job", "time_ns"),)
+    __table_args__ = (Index(None, "job", "time_ns"), Index(None, "time_ns"))
 
     observation: Mapped[str] = mapped_column(String, primary_key=True)
     time_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
@@ -194,3 +213,16 @@ class CodeVersions(LedgerTable):
     """The version as JSON."""
     seen_ns: Mapped[int]
     """The time at which this state was seen, nanoseconds."""
+
+
+class Cleanings(LedgerTable):
+    """How much was deleted since the ledger was made, because it was old or the ledger was too large."""
+
+    __tablename__ = "cleanings"
+
+    what: Mapped[str] = mapped_column(String, primary_key=True)
+    """``incidents``, ``samples`` or ``machine events``."""
+    removed: Mapped[int]
+    """The number of incidents without details, or of rows that were deleted."""
+    last_ns: Mapped[int]
+    """The time of the last cleaning."""

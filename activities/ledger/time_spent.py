@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, ScalarSelect, select
 
@@ -87,36 +86,28 @@ class _Run:
 def _incident_times(
     connection: Connection, run: ScalarSelect[int], spans: Sequence[Interval], parked: Mapping[str, bool]
 ) -> dict[str, IncidentTimes]:
+    """Return the times of a run's incidents; notes are read only where the stages of a report are not enough."""
     parkings: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for one in spans:
         if one.kind == "parked" and one.end_ns is not None:
             parkings[one.cause].append((one.start_ns, one.end_ns))
-    noted: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    events = select(IncidentEvents.number, IncidentEvents.stage, IncidentEvents.time_ns).where(
-        IncidentEvents.run == run
-    )
-    for number, stage, time_ns in connection.execute(events.order_by(IncidentEvents.number, IncidentEvents.position)):
-        noted[number].append((stage, time_ns))
-    rows = select(Incidents.number, Incidents.id, Incidents.opened_ns, Incidents.report).where(Incidents.run == run)
+    going_on = {one.cause for one in spans if one.end_ns is None}
+    rows = select(Incidents.number, Incidents.id, Incidents.opened_ns, Incidents.stages).where(Incidents.run == run)
     return {
         id: IncidentTimes(
             opened_ns,
-            stages=_stages(report),
+            stages=tuple((name, seconds) for name, seconds in stages or ()),
             parked=tuple(parkings[id]),
-            noted=tuple(noted[number]),
+            noted=_noted(connection, run, number) if not stages or id in going_on else (),
             parked_now=parked.get(id),
         )
-        for number, id, opened_ns, report in connection.execute(rows)
+        for number, id, opened_ns, stages in connection.execute(rows).all()
     }
 
 
-def _stages(report: Any) -> tuple[tuple[str, float], ...]:
-    """Return the stages in a report, as far as this release can read it."""
-    timings = report.get("timings") if isinstance(report, dict) else None
-    if not isinstance(timings, list):
-        return ()
-    return tuple(
-        (str(one.get("name")), float(seconds))
-        for one in timings
-        if isinstance(one, dict) and isinstance(seconds := one.get("seconds"), int | float)
+def _noted(connection: Connection, run: ScalarSelect[int], number: int) -> tuple[tuple[str, int], ...]:
+    """Return the stage and the time of each note of an incident, in order."""
+    notes = select(IncidentEvents.stage, IncidentEvents.time_ns).where(
+        IncidentEvents.run == run, IncidentEvents.number == number
     )
+    return tuple((stage, time_ns) for stage, time_ns in connection.execute(notes.order_by(IncidentEvents.position)))

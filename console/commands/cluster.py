@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from console.commands.shared import ClusterOption, port_range
+from console.commands.shared import ClusterOption, LedgerOption, known_cluster, port_range
 from everstep.base.addresses import Ports
 from everstep.errors import EverstepError
 
@@ -174,11 +174,14 @@ def doctor(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as a JSON list.")] = False,
+    ledger: LedgerOption = "",
+    cluster: ClusterOption = "default",
 ) -> None:
     """Show what everstep needs on this computer and on the cluster's machines, what is missing, and how to get it.
 
     The command checks Python, torch, Temporal, shared memory, pidfd, addresses and ports, disk, Go, py-spy and
-    PostgreSQL on this computer. It changes nothing.
+    PostgreSQL on this computer. It reads the whole ledger too, which takes seconds for each GB, and says if its file is
+    damaged. It changes nothing.
 
     With an inventory, every agent also checks its own rights and limits, e.g. whether it may read the kernel log and
     the stacks of ranks, its network, GPUs and clock, and whether it reaches the agent of the next machine in the list.
@@ -201,7 +204,8 @@ def doctor(
     from controlplane.doctor import examine
     from controlplane.inventory import inventory_path
 
-    results = examine(inventory_path(inventory))
+    described = known_cluster(cluster)
+    results = examine(inventory_path(inventory), ledger or (described.ledger_url if described else ""))
     missing = list(dict.fromkeys(result.name for result in results if result.status == "missing"))
     if as_json:
         print(json.dumps([result.model_dump() for result in results], indent=2))

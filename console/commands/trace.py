@@ -150,7 +150,8 @@ def stacks(  # noqa: PLR0917 - options of a command
         rows = opened.looks(id) if id else []
         record = opened.incident(id) if id else None
     if not rows:
-        raise LedgerError(f"the ledger has no stacks of incident {incident or id}: its ranks were not sampled")
+        why = (record and record.cleaned) or "its ranks were not sampled"
+        raise LedgerError(f"the ledger has no stacks of incident {incident or id}: {why}")
     samples: dict[int, list[pb.StacksReply]] = {}
     for number, machine, _, data in rows:
         reply = pb.StacksReply.FromString(data)

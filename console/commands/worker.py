@@ -11,6 +11,7 @@ import typer
 
 from everstep.errors import ConfigError
 from everstep.model.job_state import TASK_QUEUE
+from everstep.model.retention import Retention
 from everstep.rank import environment
 
 
@@ -44,6 +45,22 @@ def worker(  # noqa: PLR0917
             help="Store of code versions: a folder, or s3://bucket/versions; commands need the same.",
         ),
     ] = "",
+    ledger_days: Annotated[
+        float,
+        typer.Option(
+            envvar=environment.LEDGER_DAYS,
+            min=1,
+            help="Days for which the ledger keeps the details of closed incidents, and the events of machines.",
+        ),
+    ] = Retention().days,
+    ledger_gib: Annotated[
+        float,
+        typer.Option(
+            envvar=environment.LEDGER_GIB,
+            min=0.01,
+            help="Size of a ledger in SQLite, GiB; above it, the oldest details are deleted earlier.",
+        ),
+    ] = Retention().gib,
     log_format: Annotated[
         str, typer.Option(envvar="EVERSTEP_LOG_FORMAT", help="Format of the log: text or json. Default: text.")
     ] = "",
@@ -52,6 +69,9 @@ def worker(  # noqa: PLR0917
 
     A worker keeps no state: run two or more, and any of them may be killed. Temporal's address, namespace and TLS come
     from Temporal's own settings: TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_TLS_…, or its profile file.
+
+    Workers delete details from the ledger that are older than --ledger-days, or too many for --ledger-gib. Open
+    incidents, the times for the ETTR, and everything of the last day stay. 'everstep doctor' shows what was deleted.
 
     Example: TEMPORAL_ADDRESS=temporal:7233 everstep worker --ledger postgresql+psycopg://everstep@db/everstep
     """
@@ -74,5 +94,6 @@ def worker(  # noqa: PLR0917
             temporal_metrics=temporal_metrics,
             notices=notices,
             versions=versions,
+            retention=Retention(days=ledger_days, gib=ledger_gib),
         )
     )

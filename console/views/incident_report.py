@@ -117,6 +117,7 @@ def _facts(record: IncidentRecord) -> list[tuple[str, ...]]:
         ("outcome", outcome(record)),
         ("accepted", plain(report.accepted_loss) if report else ""),
         ("not read", record.problem),
+        ("cleaned", record.cleaned),
         ("evicted", ", ".join(record.evicted) or ("no machine" if record.closed_ns else "")),
         *(
             ("approved", plain(f"{machine}, by {operator}"))

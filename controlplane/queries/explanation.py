@@ -44,6 +44,8 @@ async def explanation_of(reference: str, ledger: Ledger, cluster: str) -> Explan
     job, number = parse_incident(reference)
     number = number or await _newest(ledger, job, cluster)
     record = ledger.incident(incident_workflow_id(job, number)) if number else None
+    if record and record.cleaned:
+        raise LedgerError(f"{record.id} cannot be explained any more: {record.cleaned}")
     policy = _policy(ledger, record) if record else None
     if record and (explanation := from_ledger(record, policy)):
         return explanation

@@ -18,7 +18,7 @@ from everstep.decisions.blame.first_failure import fault_owner
 from everstep.decisions.hindsight import Hindsight, JudgedVerdict, LaterEvents, PastIncident, judged
 from everstep.decisions.training_time.time_lost import Cause
 from everstep.model.finding import FindingSource, Health, Owner
-from everstep.model.incident import Anomaly
+from everstep.model.incident import Anomaly, IncidentReport
 
 DAY_NS = 86_400 * 10**9
 UNKNOWN = "unknown"
@@ -152,9 +152,14 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
     """
     since_ns = now_ns - days * DAY_NS
     runs = ledger.jobs()
-    incidents = ledger.incidents(since_ns=since_ns)
+    incidents = ledger.incidents(since_ns=since_ns, documents=["anomaly", "report"])
+    past, over_evicted = [], 0
+    for one in incidents:  # reading a report takes long, so each is read once
+        told = one.parsed_report()
+        past.append(_past(one, told))
+        over_evicted += _over_evicted(one, told)
     shares = [_share(ledger, run, runs, since_ns, now_ns) for run in runs if _overlaps(run, since_ns, now_ns)]
-    verdicts = judged(_later_events(ledger, runs, incidents, now_ns))
+    verdicts = judged(_later_events(ledger, runs, past, now_ns))
     machine_days = _machine_days(runs, shares)
     return LedgerReport(
         days=days,
@@ -164,7 +169,7 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
         incidents=len(incidents),
         open=sum(one.closed_ns is None for one in incidents),
         by_symptom=_tallies((one.symptom or UNKNOWN, one) for one in incidents),
-        by_owner=_tallies((owner_of(one), one) for one in incidents),
+        by_owner=_tallies((known.owner, one) for known, one in zip(past, incidents, strict=True)),
         by_day=_by_day(incidents, _time(since_ns).date(), _time(now_ns).date()),
         lost={cause: sum(share.lost.get(cause, 0.0) for share in shares) for cause in ORDER},
         machines=_machines(incidents),
@@ -172,15 +177,15 @@ def ledger_report(ledger: Ledger, *, days: int, now_ns: int) -> LedgerReport:
         verdicts=_verdicts(verdicts),
         inspections=_inspections(verdicts, machine_days),
         innocent=sorted(machine for verdict in verdicts for machine in verdict.innocent),
-        over_evicted=sum(_over_evicted(one) for one in incidents),
+        over_evicted=over_evicted,
         machine_days=machine_days,
         notes=_notes(incidents, shares),
     )
 
 
-def owner_of(incident: IncidentRecord) -> Owner:
+def owner_of(incident: IncidentRecord, report: IncidentReport | None) -> Owner:
     """The owner of an incident's fault; the owner may change until the incident is closed."""
-    if report := incident.parsed_report():
+    if report:
         return fault_owner(report.classification, report.findings)
     try:
         anomaly = Anomaly.model_validate(incident.anomaly)
@@ -189,24 +194,21 @@ def owner_of(incident: IncidentRecord) -> Owner:
     return fault_owner(anomaly.classification, anomaly.findings)
 
 
-def _later_events(
-    ledger: Ledger, runs: Sequence[LedgerJob], incidents: Sequence[IncidentRecord], now_ns: int
-) -> LaterEvents:
+def _later_events(ledger: Ledger, runs: Sequence[LedgerJob], past: Sequence[PastIncident], now_ns: int) -> LaterEvents:
     """The events of the ledger that decide about verdicts."""
     returned: dict[str, list[int]] = defaultdict(list)
     for event in ledger.machine_events(kind=RETURNED):
         returned[event.machine].append(event.time_ns)
     return LaterEvents(
         now_ns,
-        sorted(map(_past, incidents), key=lambda one: one.at_ns),
+        sorted(past, key=lambda one: one.at_ns),
         returned,
         {(decided.run, decided.incident): Owner(decided.was) for decided in ledger.verdicts()},
         {run.run: run.ended_ns for run in runs if run.ended_ns is not None},
     )
 
 
-def _past(incident: IncidentRecord) -> PastIncident:
-    report = incident.parsed_report()
+def _past(incident: IncidentRecord, report: IncidentReport | None) -> PastIncident:
     answers = report.asked if report else []
     rules = {answer.machine: answer.rule for answer in reversed(answers) if answer.yes}
     by_operator = {answer.machine for answer in answers if answer.rule == OPERATOR and answer.yes}
@@ -217,7 +219,7 @@ def _past(incident: IncidentRecord) -> PastIncident:
         run=incident.run,
         at_ns=_at_ns(incident),
         closed_ns=incident.closed_ns,
-        owner=owner_of(incident),
+        owner=owner_of(incident, report),
         resolution=incident.resolution or "",
         cause=incident.cause or "",
         evicted={machine: rules.get(machine, "") for machine in incident.evicted if machine not in by_operator},
@@ -229,8 +231,7 @@ def _past(incident: IncidentRecord) -> PastIncident:
     )
 
 
-def _over_evicted(incident: IncidentRecord) -> int:
-    report = incident.parsed_report()
+def _over_evicted(incident: IncidentRecord, report: IncidentReport | None) -> int:
     if report is None or report.hang is None or not set(report.hang.machines) <= set(incident.evicted):
         return 0
     return report.hang.innocent
@@ -351,6 +352,8 @@ def _machines(incidents: Sequence[IncidentRecord]) -> list[MachineTally]:
 
 def _notes(incidents: Sequence[IncidentRecord], shares: Sequence[RunShare]) -> list[str]:
     unread = [f"{one.id}: {one.problem}" for one in incidents if one.problem]
+    if cleaned := sum(one.cleaned_ns is not None for one in incidents):
+        unread.append(f"the owners of {cleaned} incidents are unknown: their details were deleted since they are old")
     unknown = [f"job {one.job}, run {one.run}: {_not_known(one)}" for one in shares if one.unknown]
     return [*unread, *unknown]
 

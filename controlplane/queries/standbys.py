@@ -144,7 +144,8 @@ def _rule(result: RuleResult, standbys: int | None) -> RuleReport:
 
 
 def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> FailureRecord | None:
-    """Return the failures since the ledger's first job: the machines that were evicted from jobs.
+    """Return the failures since the ledger's first job, or since its newest incident without details: the machines that
+    were evicted from jobs.
 
     Args:
         ledger: The open ledger.
@@ -163,7 +164,9 @@ def ledger_record(ledger: Ledger, machines: int | None, *, now_ns: int) -> Failu
     count = machines or max(sizes, default=0)
     if not start_ns or not count:
         return None
-    incidents = ledger.incidents()
+    incidents = ledger.incidents(documents=["evidence"])
+    # Without its evidence, it is not known which machines were in the job, so the record begins after such incidents.
+    start_ns = max([start_ns, *(one.closed_ns for one in incidents if one.cleaned_ns and one.closed_ns)])
     evicted = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in one.evicted]
     seen = [(machine, one.fault_ns) for one in incidents if one.fault_ns for machine in _in_job(one)]
     return record_from(evicted, seen, machines=count, start_ns=start_ns, until_ns=now_ns)

@@ -121,8 +121,12 @@ def _by_a_person(incident: PastIncident, owner: Owner, was: Owner) -> JudgedVerd
 
 
 def _evicted_again(incident: PastIncident, events: LaterEvents) -> list[str]:
-    later = {machine for one in events.incidents if one.at_ns > incident.at_ns for machine in one.evicted}
-    return sorted(later & incident.evicted.keys())
+    """Return the machines that were evicted again later; most incidents evict none, so no other one is looked at."""
+    return sorted(
+        machine
+        for machine in incident.evicted
+        if any(one.at_ns > incident.at_ns and machine in one.evicted for one in events.incidents)
+    )
 
 
 def _passed(incident: PastIncident, events: LaterEvents) -> tuple[str, ...]:

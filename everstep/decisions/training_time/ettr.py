@@ -12,8 +12,10 @@ A kind that only a later release knows counts as a recovery.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, TypeVar, get_args
 
 K = TypeVar("K", bound=str)
@@ -121,16 +123,20 @@ def unproductive(started_ns: int, launches: Iterable[Launch], outages: Iterable[
         outages: All incidents.
     """
     generations = list(launches)
+    # Sorted by the time until which both the launch and the step of a generation are later.
+    steps = sorted((min(one.launched_ns, one.stepped_ns), one.stepped_ns) for one in generations if one.stepped_ns)
+    first_from = [*accumulate((stepped_ns for _, stepped_ns in reversed(steps)), min)][::-1]
+    """The first of these steps, from each place in the list to its end."""
 
     def stepped_after(begin_ns: int, *ends_ns: int | None) -> int | None:
         """Return the first step of a generation that was launched at ``begin_ns`` or later, or the first of ``ends_ns``
         if that is earlier."""
-        steps_ns = [launch.stepped_ns for launch in generations if launch.launched_ns >= begin_ns]
-        return min((time_ns for time_ns in (*steps_ns, *ends_ns) if time_ns and time_ns >= begin_ns), default=None)
+        place = bisect_left(steps, (begin_ns,))
+        ends = [time_ns for time_ns in ends_ns if time_ns and time_ns >= begin_ns]
+        return min([*first_from[place : place + 1], *ends], default=None)
 
-    first = min((launch.stepped_ns for launch in generations if launch.stepped_ns), default=None)
     return [
-        Interval(started_ns, first, "launch", START),
+        Interval(started_ns, first_from[0] if first_from else None, "launch", START),
         *(Interval(g.launched_ns, stepped_after(g.launched_ns), "launch", "a launch") for g in generations),
         *(Interval(o.start_ns, stepped_after(o.start_ns, o.closed_ns), "recovery", o.cause) for o in outages),
     ]

@@ -354,10 +354,12 @@ def test_a_row_of_which_a_part_cannot_be_read_harms_no_other_one(ledger: Ledger)
     ledger.job_started(spec(), started_ns=1 * S)
     for number in (1, 2):
         ledger.incident_opened(f"incident/gpt/000{number}", anomaly(seen_ns=number), opened_ns=number)
-    with ledger._writing("gpt") as connection:
-        connection.exec_driver_sql("UPDATE incidents SET evidence = '[7]', evicted = '{}' WHERE number = 1")
+    with ledger.writing("gpt") as connection:
+        connection.exec_driver_sql("UPDATE incidents SET evicted = '{}' WHERE number = 1")
+        connection.exec_driver_sql("UPDATE incident_documents SET evidence = '[7]' WHERE number = 1")
 
-    second, first = ledger.incidents()
+    assert [one.problem for one in ledger.incidents()] == ["", ""]
+    second, first = ledger.incidents(documents=["evidence"])
 
     assert (first.problem, second.problem) == ("this release cannot read its evidence", "")
     assert (first.headline, first.evidence) == ("rank 5 on m2 ended by SIGKILL", None)

@@ -20,6 +20,7 @@ from activities.ledger.database import LedgerUrl, connect
 from activities.ledger.ledger import Ledger
 from activities.ledger.migrate import HEAD, VERSION_TABLE, configuration, migrate
 from activities.ledger.tables import LedgerTable
+from controlplane import doctor
 from everstep.errors import LedgerError
 from everstep.model.incident import Anomaly, Symptom
 from everstep.model.job import JobSpec
@@ -28,24 +29,6 @@ REVISIONS = [script.revision for script in ScriptDirectory.from_config(configura
 
 SAMPLES = {
     "0001": [
-        "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
-        "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
-        "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
-    ],
-    "0002": [
-        "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
-        "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
-        "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
-        "INSERT INTO incident_looks VALUES (1, 7, 1, 'm0', 9, '')",
-    ],
-    "0003": [
-        "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
-        "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
-        "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
-        "INSERT INTO incident_looks VALUES (1, 7, 1, 'm0', 9, '')",
-        "INSERT INTO code_versions VALUES (1, 1, 'ab', 'running', 'ada', '', 5, '', '', '{\"number\": 1}', 9)",
-    ],
-    "0004": [
         "INSERT INTO jobs (run, name, started_ns, spec) VALUES (1, 'gpt', 5, '{\"tp\": 2}')",
         "INSERT INTO incidents (run, number, id, headline) VALUES (1, 7, 'incident/gpt/0007', 'rank 5 ended')",
         "INSERT INTO incident_events VALUES (1, 7, 1, 9, 'decide', 'reattempt')",
@@ -258,22 +241,56 @@ def test_a_database_of_another_program_is_refused(url: str) -> None:
         Ledger.open(url)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def filled(file: Path) -> bytes:
+    """Make a ledger with 200 incidents, and return the contents of its file."""
+    with Ledger.open(f"sqlite:///{file}") as ledger:
+        for i in range(200):
+            ledger.incident_event(f"incident/gpt/{i}", 1, time_ns=i, stage="x", text="y" * 500)
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return file.read_bytes()
+
+
+def test_a_file_that_is_cut_off_or_no_database_is_named(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"this is no database at all" * 100)
     with pytest.raises(LedgerError, match=r"garbage\.db.*damaged"):
         Ledger.open(f"sqlite:///{garbage}")
     torn = tmp_path / "torn.db"
-    with Ledger.open(f"sqlite:///{torn}") as ledger:
-        for i in range(200):
-            ledger.incident_event(f"incident/gpt/{i}", 1, time_ns=i, stage="x", text="y" * 500)
-    with sqlite3.connect(torn) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    whole = torn.read_bytes()
+    whole = filled(torn)
     torn.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(LedgerError, match=r"torn\.db.*damaged"):
         Ledger.open(f"sqlite:///{torn}")
+
+
+def test_damage_inside_the_file_is_named_by_the_call_that_meets_it_and_by_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening reads only a few pages, so its time does not grow with the file."""
+    file = tmp_path / "ledger.db"
+    whole = bytearray(filled(file))
+    with sqlite3.connect(file) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'incident_events'").fetchone()
+    connection.close()
+    whole[(page - 1) * 4096 : page * 4096] = b"\xee" * 4096
+    file.write_bytes(whole)
+    monkeypatch.setattr(doctor, "CHECKS", ())
+
+    with Ledger.open(f"sqlite:///{file}") as ledger:
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="damaged: move it away"):
+                ledger.incident("incident/gpt/0001")
+        with pytest.raises(LedgerError, match="damaged: move it away"):
+            ledger.check()
+        [found] = doctor.examine(ledger=f"sqlite:///{file}")
+        assert found.status == "missing"
+        assert "damaged: move it away" in found.found
+        file.rename(tmp_path / "damaged.db")
+        ledger.incident_event("incident/gpt/0001", 1, time_ns=1, stage="x", text="y")
+        ledger.check()
+        [found] = doctor.examine(ledger=f"sqlite:///{file}")
+        assert found.status == "ok"
 
 
 def test_a_reader_creates_no_ledger(tmp_path: Path) -> None:

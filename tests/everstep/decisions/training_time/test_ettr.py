@@ -104,3 +104,24 @@ def test_a_recorded_end_never_lowers_ettr(life: tuple[list[Launch], list[Outage]
     open_ones = [Outage(one.cause, one.start_ns) for one in outages]
     noted, missed = (ettr(unproductive(0, launches, some), start_ns=0, now_ns=60 * S) for some in (outages, open_ones))
     assert noted.seconds["productive"] >= missed.seconds["productive"]
+
+
+EARLY = st.integers(0, 12)
+
+
+@given(
+    st.lists(st.builds(Launch, EARLY, st.none() | EARLY), max_size=6),
+    st.lists(st.builds(Outage, st.just("x"), EARLY, st.none() | EARLY), max_size=6),
+)
+def test_an_interruption_ends_with_the_first_later_step_of_any_generation(
+    launches: list[Launch], outages: list[Outage]
+) -> None:
+    def end(begin_ns: int, closed_ns: int | None = None) -> int | None:
+        steps = [one.stepped_ns for one in launches if one.launched_ns >= begin_ns]
+        return min((at for at in [*steps, closed_ns] if at and at >= begin_ns), default=None)
+
+    [start, *found] = unproductive(1, launches, outages)
+
+    assert start.end_ns == min((one.stepped_ns for one in launches if one.stepped_ns), default=None)
+    expected = [end(one.launched_ns) for one in launches] + [end(one.start_ns, one.closed_ns) for one in outages]
+    assert [one.end_ns for one in found] == expected
