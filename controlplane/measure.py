@@ -121,7 +121,7 @@ def _gpu() -> Measured:
 
     if not torch.cuda.is_available():
         return {"device_gb_s": 0.0}
-    from everstep.training.cuda import TorchCuda
+    from everstep.training.copies.cuda import TorchCuda
 
     cuda, size = TorchCuda(), MOST_BYTES
     with tempfile.TemporaryFile(dir=SHM) as file:

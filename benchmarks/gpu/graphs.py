@@ -12,7 +12,7 @@ from benchmarks.checkpoint_saves import scratch
 from benchmarks.gpu.parts import Line
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.digest import digest_of
+from everstep.training.state.digest import digest_of
 
 ROUNDS = 6
 LARGE = 64 << 20

@@ -19,11 +19,11 @@ from benchmarks.common import quantile
 from benchmarks.gpu.parts import Line
 from benchmarks.gpu.room import missing_shm
 from everstep.slots.file import SlotFile
-from everstep.training.codec import encode
-from everstep.training.copier import Batch
-from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.cuda_copier import DeviceCopier
-from everstep.training.pinned_memory import PinnedMemory
+from everstep.training.copies.copier import Batch
+from everstep.training.copies.cuda import Cuda, TorchCuda
+from everstep.training.copies.cuda_copier import DeviceCopier
+from everstep.training.copies.pinned_memory import PinnedMemory
+from everstep.training.state.codec import encode
 from tests.everstep.training.recording_cuda import RecordingCuda
 
 SIZE, SMALL_SIZE = 4 << 30, 64 << 20

@@ -20,7 +20,7 @@ from benchmarks.gpu.parts import Line
 from benchmarks.gpu.room import missing_shm
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.cuda import TorchCuda
+from everstep.training.copies.cuda import TorchCuda
 
 GIGABYTES, SMALL_GB = 8.0, 0.03
 SLOTS = 3

@@ -7,8 +7,8 @@ Layout::
 The table is ``{"tensors": [{"name", "dtype", "shape", "offset", "nbytes", "device", …}], "views": […]}``. ``tensors``
 has one object for each saved range of memory, and ``views`` says for each tensor of the state which range it shows, and
 how. ``views`` is left out if each tensor has a range of its own and is contiguous. The tree is a pickle of containers,
-numbers and strings, in which a tensor is represented by its number. Only ``everstep/training/codec.py`` reads the tree,
-with an unpickler that runs no code. This module does not import torch, since agents use it too.
+numbers and strings, in which a tensor is represented by its number. Only ``everstep/training/state/codec.py`` reads the
+tree, with an unpickler that runs no code. This module does not import torch, since agents use it too.
 """
 
 from __future__ import annotations

@@ -18,20 +18,20 @@ from everstep.errors import CheckpointError, ConfigError, CorruptCheckpoint, Eve
 from everstep.model.topology import Topology
 from everstep.slots.file import Payload, SlotFile
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training.codec import decode
-from everstep.training.cuda import Cuda
-from everstep.training.digest import digest_of
-from everstep.training.encoder import StateEncoder
-from everstep.training.gradients import WHAT_TO_DO, Gradients
-from everstep.training.layout import view_of
+from everstep.training.copies.cuda import Cuda
+from everstep.training.copies.restore_copy import RestoreCopy
 from everstep.training.memory_check import check_room
-from everstep.training.optimizer_state import load_optimizer
-from everstep.training.refusals import refuse_what_cannot_return
-from everstep.training.restore_copy import RestoreCopy
 from everstep.training.rng import RandomState
 from everstep.training.save_signal import SaveSignal
 from everstep.training.saver import Saver
-from everstep.training.unsaved_buffers import UnsavedBuffers
+from everstep.training.state.codec import decode
+from everstep.training.state.digest import digest_of
+from everstep.training.state.encoder import StateEncoder
+from everstep.training.state.gradients import WHAT_TO_DO, Gradients
+from everstep.training.state.layout import view_of
+from everstep.training.state.optimizer_state import load_optimizer
+from everstep.training.state.refusals import refuse_what_cannot_return
+from everstep.training.state.unsaved_buffers import UnsavedBuffers
 
 _RNG = "everstep.rng"
 _STEP = "everstep.step"
@@ -354,7 +354,7 @@ class Checkpoint:
         """Device meshes that the models and optimizers use."""
         if "torch.distributed.tensor" not in sys.modules:
             return {}
-        from everstep.training.dtensors import meshes_of
+        from everstep.training.state.dtensors import meshes_of
 
         return dict(meshes_of(self._tensors()))
 

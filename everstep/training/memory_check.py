@@ -15,7 +15,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.footprint import SAFE_SLOTS, footprint, refusal
 from everstep.slots.format import BACKUP, OWN, aligned
 from everstep.system.memory import free, memory_available
-from everstep.training.subclasses import parts_of
+from everstep.training.state.subclasses import parts_of
 
 MOMENTS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam", "Adadelta", "Rprop"), 2),

@@ -31,10 +31,10 @@ from everstep.shards.folders import held_in, step_of
 from everstep.shards.manifest import Manifest, Part, Piece, data_name, read_manifest
 from everstep.shards.safetensors_layout import whole_key
 from everstep.slots.tensor_table import split
-from everstep.training.codec import decode
-from everstep.training.dtensors import Description, MeshKey, matching, on_mesh
-from everstep.training.layout import dtype_of
 from everstep.training.rng import reseeded
+from everstep.training.state.codec import decode
+from everstep.training.state.dtensors import Description, MeshKey, matching, on_mesh
+from everstep.training.state.layout import dtype_of
 
 RNG = "everstep.rng"
 

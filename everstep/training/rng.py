@@ -12,7 +12,7 @@ import numpy
 import torch
 import xxhash
 
-from everstep.training.cuda import Cuda, TorchCuda
+from everstep.training.copies.cuda import Cuda, TorchCuda
 
 _WORDS = struct.Struct("<625I")
 """The words of a state of ``random``; separate integers would make up most of the structure."""

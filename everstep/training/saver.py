@@ -7,7 +7,7 @@ The saves follow each other::
 
 The memory of a new file is allocated slot by slot, by the copying thread: that of a slot before its first large copies,
 and that of the other slots while no save copies. With a GPU, the thread that pins the other slots allocates them
-(``pinned_memory.py``). Only what the small copies need is allocated before training continues.
+(``copies/pinned_memory.py``). Only what the small copies need is allocated before training continues.
 
 A save is given up if a tensor changes before it is copied. Then a warning names the tensor, and from then on everything
 is copied before training continues.
@@ -32,16 +32,16 @@ import torch
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.system.bulk_threads import yield_the_core
-from everstep.training.codec import Encoded
-from everstep.training.copier import Copier
-from everstep.training.copy_plan import HOST, CopyPlan, Pieces
-from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.layout import SlotLayout
-from everstep.training.overlap import Witness
+from everstep.training.copies.copier import Copier
+from everstep.training.copies.copy_plan import HOST, CopyPlan, Pieces
+from everstep.training.copies.cuda import Cuda, TorchCuda
+from everstep.training.copies.overlap import Witness
 from everstep.training.save_signal import SaveSignal
+from everstep.training.state.codec import Encoded
+from everstep.training.state.layout import SlotLayout
 
 if TYPE_CHECKING:
-    from everstep.training.pinned_memory import PinnedMemory
+    from everstep.training.copies.pinned_memory import PinnedMemory
 
 DRAIN_S = 30.0
 """Longest wait for the last save of a script that leaves its loop early, seconds."""
@@ -374,8 +374,8 @@ class Saver:
             if device == HOST:
                 self._copiers[device] = Copier()
             else:
-                from everstep.training.cuda_copier import DeviceCopier
-                from everstep.training.pinned_memory import PinnedMemory
+                from everstep.training.copies.cuda_copier import DeviceCopier
+                from everstep.training.copies.pinned_memory import PinnedMemory
 
                 gpu = torch.device(device)
                 if self._pinned is None:

@@ -126,7 +126,7 @@ def _restore(load: Load) -> list[RestartPart]:
 
 
 def _host_restore_s(load: Load) -> tuple[float, float]:
-    """Time of the two threads of a restore to the host's memory, seconds (``everstep/training/restore_copy.py``).
+    """Seconds that each thread of a restore to the host takes (``everstep/training/copies/restore_copy.py``).
 
     The first thread copies and hashes piece by piece. The second one makes pages present, and then copies pieces from
     the end until both meet. The first thread hashes what the second one has copied.

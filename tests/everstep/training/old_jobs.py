@@ -23,7 +23,7 @@ from everstep.shards.folders import step_folder
 from everstep.slots.file import SlotFile
 from everstep.slots.owner import SlotOwner
 from everstep.slots.reader import SlotReader
-from everstep.training.codec import encode
+from everstep.training.state.codec import encode
 
 STEP = 7
 Tree = dict[str, Any]

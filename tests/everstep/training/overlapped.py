@@ -12,7 +12,7 @@ from torch import nn
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training.checkpoint import Stateful
-from everstep.training.codec import decode
+from everstep.training.state.codec import decode
 
 
 class Pause:

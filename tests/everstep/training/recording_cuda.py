@@ -19,8 +19,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from everstep.training import copy_plan
-from everstep.training.copier import Batch
+from everstep.training.copies import copy_plan
+from everstep.training.copies.copier import Batch
 
 ALREADY_REGISTERED = 712
 """The value of cudaErrorHostMemoryAlreadyRegistered."""

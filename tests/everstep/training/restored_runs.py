@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from everstep.slots.file import SlotFile
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.cuda import Cuda
-from everstep.training.digest import digest_of
+from everstep.training.copies.cuda import Cuda
+from everstep.training.state.digest import digest_of
 
 HALF, TOTAL = 3, 6
 

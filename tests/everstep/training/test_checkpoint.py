@@ -26,7 +26,7 @@ from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.slots.tensor_table import pack_table, split
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.codec import encode
+from everstep.training.state.codec import encode
 from tests.everstep.slots.saved import payload_at
 
 StartRank = Callable[..., ReportFile]

@@ -16,8 +16,8 @@ from everstep.rank import environment
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training import memory_check
-from everstep.training.codec import encode
 from everstep.training.memory_check import check_room, estimated_bytes
+from everstep.training.state.codec import encode
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from everstep.errors import CheckpointError
 from everstep.model.topology import Topology
 from everstep.shards.manifest import read_manifest
-from everstep.training.dtensors import meshes_of, on_mesh
 from everstep.training.reshard import OldCheckpoint, read_resharded
 from everstep.training.rng import RandomState
+from everstep.training.state.dtensors import meshes_of, on_mesh
 from tests.everstep.training.old_jobs import STEP, Tree, as_rank, bits, save_all, shard
 
 

@@ -17,10 +17,10 @@ from bisect import bisect_right
 import torch
 from torch import Tensor
 
-from everstep.training.copier import Batch, Copier
-from everstep.training.cuda import Cuda, Event
-from everstep.training.pinned_memory import PinnedMemory
-from everstep.training.staging import Staging
+from everstep.training.copies.copier import Batch, Copier
+from everstep.training.copies.cuda import Cuda, Event
+from everstep.training.copies.pinned_memory import PinnedMemory
+from everstep.training.copies.staging import Staging
 
 
 class DeviceCopier(Copier):

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from everstep.errors import CheckpointError
-from everstep.training.layout import overlaps_itself
-from everstep.training.subclasses import parts_of
+from everstep.training.state.layout import overlaps_itself
+from everstep.training.state.subclasses import parts_of
 
 _CALLS = {
     "DistributedOptimizer": "get_parameter_state_dp_reshardable() beside state_dict()",

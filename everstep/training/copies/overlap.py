@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training.subclasses import parts_of
+from everstep.training.state.subclasses import parts_of
 
 PROBES = 64
 """At most this many tensors are probed. The probes take some microseconds in each save."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everstep.training.codec import Encoded, FreshValue, pack_tree, pickle_tree
-from everstep.training.layout import SlotLayout, StateTensors, storage_of
-from everstep.training.same_tensors import Same, comparison
+from everstep.training.state.codec import Encoded, FreshValue, pack_tree, pickle_tree
+from everstep.training.state.layout import SlotLayout, StateTensors, storage_of
+from everstep.training.state.same_tensors import Same, comparison
 
 
 @dataclass(frozen=True, slots=True)

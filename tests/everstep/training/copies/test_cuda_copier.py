@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training import checkpoint as checkpoint_module
-from everstep.training import copier as module
 from everstep.training.checkpoint import Checkpoint, Stateful
-from everstep.training.codec import decode, encode
-from everstep.training.copier import Batch
-from everstep.training.cuda_copier import DeviceCopier
-from everstep.training.pinned_memory import PinnedMemory
+from everstep.training.copies import copier as module
+from everstep.training.copies.copier import Batch
+from everstep.training.copies.cuda_copier import DeviceCopier
+from everstep.training.copies.pinned_memory import PinnedMemory
+from everstep.training.state.codec import decode, encode
+from tests.everstep.training.copies.test_pinned_memory import all_pinned, until
 from tests.everstep.training.overlapped import Pause, same
 from tests.everstep.training.recording_cuda import RecordingCuda
-from tests.everstep.training.test_pinned_memory import all_pinned, until
 from tests.shm import shm_folder
 
 GPU = torch.device("cuda", 1)

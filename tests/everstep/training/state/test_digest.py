@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.digest import digest_of
+from everstep.training.state.digest import digest_of
 
 STATE: dict[Any, Any] = {"a": torch.arange(6.0).reshape(2, 3), "b": [1, 2.5, None, "x"], 7: numpy.arange(3)}
 

@@ -17,9 +17,9 @@ from torch import nn
 from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.codec import decode
-from everstep.training.digest import digest_of
-from everstep.training.encoder import StateEncoder
+from everstep.training.state.codec import decode
+from everstep.training.state.digest import digest_of
+from everstep.training.state.encoder import StateEncoder
 from tests.shm import shm_folder
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.tensor_table import TensorSpec
 from everstep.system.pages import READ, STRIDE, WRITE, populate
-from everstep.training.layout import view_of
+from everstep.training.state.layout import view_of
 
 PIECE = 256 << 10
 """Bytes of a piece; two pieces fit into a core's own cache."""

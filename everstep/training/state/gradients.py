@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from everstep.errors import CheckpointError
-from everstep.training.subclasses import parts_of
+from everstep.training.state.subclasses import parts_of
 
 USED = "_everstep_used_"
 """Beginning of an attribute of a gradient: its version when an optimizer last used it. A number follows, so that the

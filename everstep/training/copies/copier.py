@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training.layout import as_integers
+from everstep.training.state.layout import as_integers
 
 LARGE = 1 << 16
 """The copying thread copies a tensor by memmove if it has at least this many bytes."""

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training.codec import Encoded
-from everstep.training.copier import LARGE, Batch
-from everstep.training.overlap import Watched, Witness, classify, probes
+from everstep.training.copies.copier import LARGE, Batch
+from everstep.training.copies.overlap import Watched, Witness, classify, probes
+from everstep.training.state.codec import Encoded
 
 HOST = "cpu"
 Pieces = list[tuple[str, Batch]]

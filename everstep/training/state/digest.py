@@ -10,8 +10,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from everstep.training.layout import as_integers
-from everstep.training.subclasses import is_wrapper, parts_of
+from everstep.training.state.layout import as_integers
+from everstep.training.state.subclasses import is_wrapper, parts_of
 
 
 def digest_of(state: Any) -> str:

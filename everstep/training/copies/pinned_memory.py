@@ -23,8 +23,8 @@ import torch
 from everstep.errors import CheckpointError
 from everstep.slots.file import SlotFile
 from everstep.slots.mapping import Region
-from everstep.training import copier
-from everstep.training.cuda import Cuda
+from everstep.training.copies import copier
+from everstep.training.copies.cuda import Cuda
 
 _registered: dict[int, Any] = {}
 """Address of registered memory → an object that keeps it mapped."""

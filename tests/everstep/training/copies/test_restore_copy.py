@@ -11,8 +11,8 @@ import torch
 
 from everstep.errors import CorruptCheckpoint
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training import restore_copy as module
-from everstep.training.restore_copy import RestoreCopy
+from everstep.training.copies import restore_copy as module
+from everstep.training.copies.restore_copy import RestoreCopy
 
 
 def spec(offset: int, nbytes: int) -> TensorSpec:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from everstep.slots.file import SlotFile
 from everstep.slots.format import slot_at
-from everstep.training import copier as module
-from everstep.training.pinned_memory import PinnedMemory
+from everstep.training.copies import copier as module
+from everstep.training.copies.pinned_memory import PinnedMemory
 from tests.everstep.slots.saved import save
 from tests.everstep.training.recording_cuda import RecordingCuda
 from tests.shm import shm_folder

@@ -17,9 +17,9 @@ from torch import nn
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.tensor_table import pack_table, split
-from everstep.training.codec import decode, encode, pack_tree
-from everstep.training.copier import Batch, Copier
-from everstep.training.layout import as_integers
+from everstep.training.copies.copier import Batch, Copier
+from everstep.training.state.codec import decode, encode, pack_tree
+from everstep.training.state.layout import as_integers
 
 
 class Evil:

@@ -20,14 +20,14 @@ from everstep.slots.file import SlotFile
 from everstep.slots.reader import held
 from everstep.training import checkpoint as checkpoint_module
 from everstep.training.checkpoint import Checkpoint
-from everstep.training.codec import decode, encode
-from everstep.training.copier import Batch
-from everstep.training.cuda import Cuda, TorchCuda
-from everstep.training.cuda_copier import DeviceCopier
-from everstep.training.pinned_memory import PinnedMemory
+from everstep.training.copies.copier import Batch
+from everstep.training.copies.cuda import Cuda, TorchCuda
+from everstep.training.copies.cuda_copier import DeviceCopier
+from everstep.training.copies.pinned_memory import PinnedMemory
+from everstep.training.state.codec import decode, encode
+from tests.everstep.training.copies.test_pinned_memory import until
 from tests.everstep.training.overlapped import Pause
 from tests.everstep.training.recording_cuda import RecordingCuda, stand_in_for_gpu
-from tests.everstep.training.test_pinned_memory import until
 
 
 class Platform(Protocol):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from everstep.slots.tensor_table import TensorSpec
-from everstep.training import copier as module
-from everstep.training.codec import encode
-from everstep.training.copier import Batch, Copier
+from everstep.training.copies import copier as module
+from everstep.training.copies.copier import Batch, Copier
+from everstep.training.state.codec import encode
 
 
 def batch_of(*tensors: torch.Tensor, large: int = 1024) -> tuple[Batch, int]:

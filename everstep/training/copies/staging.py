@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from everstep.training import copier
-from everstep.training.copier import at_address
-from everstep.training.cuda import Cuda, Event
-from everstep.training.pinned_memory import PinnedMemory
+from everstep.training.copies import copier
+from everstep.training.copies.copier import at_address
+from everstep.training.copies.cuda import Cuda, Event
+from everstep.training.copies.pinned_memory import PinnedMemory
 
 
 class Staging:

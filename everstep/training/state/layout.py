@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.format import aligned
 from everstep.slots.tensor_table import TensorSpec, TensorView, pack_table
-from everstep.training.subclasses import is_wrapper
+from everstep.training.state.subclasses import is_wrapper
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → a type of which torch copies tensors with any strides."""
@@ -316,6 +316,6 @@ def _unique(name: str, taken: set[str]) -> str:
 
 def _chunk(dtensor: Any) -> dict[str, Any]:
     """Fields of the table for the saved chunk of a DTensor."""
-    from everstep.training.dtensors import chunk_of
+    from everstep.training.state.dtensors import chunk_of
 
     return {key: tuple(value) if isinstance(value, list) else value for key, value in chunk_of(dtensor).items()}

@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from everstep.training import overlap
-from everstep.training.codec import Encoded, encode
-from everstep.training.overlap import Watched, Witness, classify, probes
+from everstep.training.copies import overlap
+from everstep.training.copies.overlap import Watched, Witness, classify, probes
 from everstep.training.rng import RandomState
+from everstep.training.state.codec import Encoded, encode
 
 
 def overlapped(**things: Any) -> set[str]:

@@ -24,8 +24,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from everstep.errors import CheckpointError, CorruptCheckpoint
 from everstep.slots.tensor_table import Structure, TensorSpec, TensorView, split
-from everstep.training.layout import SlotLayout, StateTensors, arranged, dtype_of, show, view_of
-from everstep.training.subclasses import class_name, class_of, is_wrapper
+from everstep.training.state.layout import SlotLayout, StateTensors, arranged, dtype_of, show, view_of
+from everstep.training.state.subclasses import class_name, class_of, is_wrapper
 
 _LEAVES = {str, int, float, bool, type(None), bytes}
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -230,7 +230,7 @@ class _Decoder:
     def _dtensor(self, reference: Any, description: Any) -> Tensor:
         if self._make_dtensor is not None and isinstance(reference, int):
             return self._make_dtensor(self._views[reference].tensor, description)
-        from everstep.training.dtensors import rebuild
+        from everstep.training.state.dtensors import rebuild
 
         return rebuild(self.find(reference), description, self._meshes)
 
@@ -337,7 +337,7 @@ class _Pickler(pickle.Pickler):
 
         if not isinstance(tensor, DTensor):
             return None
-        from everstep.training.dtensors import describe
+        from everstep.training.state.dtensors import describe
 
         description = describe(tensor)
         number = self._tensor(tensor._local_tensor.detach(), name)

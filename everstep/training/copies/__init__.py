@@ -1,0 +1,1 @@
+"""Copies between a training state's tensors and a slot, beside training, on the host and with CUDA."""
