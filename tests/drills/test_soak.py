@@ -17,7 +17,7 @@ from controlplane.local import cluster_processes
 from controlplane.local.cluster_file import ClusterFile
 from soaks.plan import GAP, How, SoakPlan
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.drill, pytest.mark.wide, pytest.mark.timeout(400)]
 
 SIZES = ["--machines", "4", "--ranks-per-machine", "1", "--tp", "2", "--pp", "1"]
 QUICK = ["kill-rank", "raise", "kill-during-save", "kill-machine", "kill-agent", "kill-forkserver", "kill-worker"]
@@ -43,9 +43,9 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     ("faults", "seed", "hows"),
     [
         (5, 16, {*get_args(How)}),
-        pytest.param(10, 4, {*get_args(How)}, marks=pytest.mark.wide),
+        (10, 4, {*get_args(How)}),
         # A machine is lost right after a restart, when its backups may be behind on a busy computer.
-        pytest.param(4, 52, {"together", "within"}, marks=pytest.mark.wide),
+        (4, 52, {"together", "within"}),
     ],
 )
 def test_a_killed_soak_is_resumed_with_the_remaining_faults(
