@@ -165,13 +165,13 @@ class SimulatedAgent(FakeAgent):
         """Pass all tests. The replies are as large as those for 8 ranks; the bits of machine 7 differ."""
         replies = no_findings(request)
         for reply in replies if isinstance(replies, list) else []:
-            if reply.HasField("said") and reply.said.name == "bitwise":
-                reply.said.kind = "a kind of machine, with the sizes of the model " * 5
+            if reply.HasField("result") and reply.result.name == "bitwise":
+                reply.result.kind = "a kind of machine, with the sizes of the model " * 5
                 for rank in range(8):
                     for what in ("gradients", "parameters"):
-                        reply.said.digests[f"rank {rank} {what}"] = f"{rank + (self.index == 7):064x}"
-            elif reply.HasField("said"):
-                reply.said.measures["bytes_per_second"] = 1e9 + self.index
+                        reply.result.digests[f"rank {rank} {what}"] = f"{rank + (self.index == 7):064x}"
+            elif reply.HasField("result"):
+                reply.result.measures["bytes_per_second"] = 1e9 + self.index
         return replies
 
     async def _observe(self, request: pb.ObserveRequest) -> AsyncIterator[pb.Observation]:
