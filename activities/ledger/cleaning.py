@@ -36,7 +36,8 @@ EVENTS_AT_ONCE = 2000
 """The largest number of machine events in one transaction."""
 DAY_NS = 86_400 * 10**9
 LEAST_NS = DAY_NS
-"""What is younger than this is kept in a ledger of any size, nanoseconds: entries of its incidents may still arrive."""
+"""Even in a ledger that is too large, an incident keeps its details for this long after its end, nanoseconds, because
+late entries of it may still arrive. Machine events are kept for the same time."""
 
 log = structlog.get_logger("ledger")
 
@@ -112,7 +113,7 @@ def used_bytes(connection: Connection) -> int:
 
 
 class LedgerSize(BaseModel):
-    """What the ledger has, and what was deleted from it."""
+    """The size of a ledger, and the numbers of what the cleaning deleted."""
 
     bytes: int
     incidents: int
