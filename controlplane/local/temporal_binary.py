@@ -177,7 +177,7 @@ def _build(progress: Progress) -> str:
         return f"{compiled} of about 1,700 packages" if compiled else f"{len(lines)} modules loaded"
 
     command = [go, "build", "-v", "-mod=readonly", "-o", str(fresh), "-ldflags", link, PACKAGE]
-    with log.open("w") as output, waiting(progress, "building the Temporal server with Go (up to ten minutes on two cores)", detail):
+    with log.open("w") as output, waiting(progress, "building the Temporal server with Go (up to 10 minutes)", detail):
         try:
             built = subprocess.run(
                 command,
